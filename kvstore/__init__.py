@@ -24,6 +24,7 @@ from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
+from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus
 from logformat.log.change import ChangeType
@@ -56,6 +57,7 @@ __all__ = [
     "Patch",
     "Promoted",
     "Pulled",
+    "ReadTable",
     "Refused",
     "RepairReport",
     "Replica",

@@ -226,6 +226,10 @@ class BucketHandle:
             )
         return self.state().row_count
 
+    def offsets(self) -> tuple[Offset, Offset]:
+        """The first offset that the log holds, and the offset after the last acknowledged change."""
+        return self.log.start(), self.state().applied_offset
+
     def for_one_reader(self) -> Self:
         """This bucket: its log does not change under a reader."""
         return self

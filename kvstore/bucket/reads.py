@@ -54,11 +54,11 @@ class BucketReads(Protocol):
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""
 
-    def state(self) -> IndexState:
-        """How far the bucket is, with every acknowledged change."""
+    def offsets(self) -> tuple[Offset, Offset]:
+        """The first offset that the log holds, and the offset after the last acknowledged change."""
 
     def shown(self) -> IndexState:
-        """The same, once every process sees these changes."""
+        """How far the bucket is with every acknowledged change, once every process sees these changes."""
 
     def committed(self) -> IndexState:
         """How far the bucket is for every process; cheap enough for frequent calls."""

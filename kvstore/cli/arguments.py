@@ -60,17 +60,32 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  kvstore {line}" for line in lines)
 
 
-def opened(path: Path, *, write: bool = False) -> kvstore.Store:
-    """Open the store in a directory, or, to be read, a replica or shared tables, also at a URL; never creates one.
+def opened(path: Path) -> kvstore.Store | kvstore.StoreInReplica:
+    """Open the store in a directory, or a replica or shared tables, also at a URL, to be read.
 
     Raises:
         NotAStore: The directory is not a store.
-        UnsupportedOperation: What is at a URL is to be written.
+    """
+    return kvstore.open(location_of(path), read_only=True)
+
+
+def opened_store(path: Path, *, write: bool = False) -> kvstore.Store:
+    """Open the store in a directory; never creates one.
+
+    Raises:
+        NotAStore: The directory is not a store.
+        UnsupportedOperation: There is a replica, or shared tables.
     """
     place = location_of(path)
     if write and not isinstance(place, Path):
         return kvstore.open(place)  # which refuses it
     reading = kvstore.open(place, read_only=True)
+    if isinstance(reading, kvstore.StoreInReplica):
+        reading.close()
+        raise UnsupportedOperation(
+            "This command is for the directory of a store; a replica or a place of shared tables has rows and changes.",
+            url=reading.url,
+        )
     if not write:
         return reading
     with reading:
@@ -102,7 +117,7 @@ def names_of(given: str | None) -> list[str] | None:
     return None if given is None else next(csv.reader([given], skipinitialspace=True), [])
 
 
-def key_of(cells: Sequence[str], table: kvstore.Table) -> pa.Table:
+def key_of(cells: Sequence[str], table: kvstore.ReadTable) -> pa.Table:
     """A key from its values on the command line, one for each of its columns.
 
     Raises:

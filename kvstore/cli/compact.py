@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.printing import print_json, print_table
 
 
@@ -21,7 +21,7 @@ def compact(
 
     A process that writes a table compacts it itself: Table.compact().
     """
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         found = [
             {"table": name, "bucket": bucket, "bytes_before": done.bytes_before, "bytes_after": done.bytes_after}
             for name in tables or store.list_tables()

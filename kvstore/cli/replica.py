@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.cli.progress import Bar
 from kvstore.clock import time_text
@@ -47,7 +47,7 @@ def add(
     ] = None,
 ) -> None:
     """Register a replica of the store; `kvstore replicate` ships to it."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         retention = None if retention_days is None else dt.timedelta(days=retention_days)
         store.add_replica(url, name, retention=retention)
 
@@ -63,7 +63,7 @@ def ls(
 
     Exit code 1 if there are findings.
     """
-    with opened(path) as store:
+    with opened_store(path) as store:
         if of is not None:
             _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
             return
@@ -82,19 +82,19 @@ def ls(
 
 def check(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
     """Read every object of a replica and compare it with what was shipped. Exit code 1 if something is wrong."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         _print_report(name, store.replica(name).check(), as_json=as_json)
 
 
 def repair(path: Directory, name: ReplicaName, as_json: AsJson = False) -> None:
     """Check a replica, and ship damaged or missing objects again."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         _print_report(name, store.replica(name).repair(), as_json=as_json)
 
 
 def remove(path: Directory, name: ReplicaName) -> None:
     """Stop shipping to a replica; its objects stay."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         store.drop_replica(name)
 
 
@@ -217,7 +217,7 @@ def replicate(
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
 ) -> None:
     """Ship the store to its replicas until interrupted; another process may write it meanwhile."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         names = list(store.replicas) if name is None else [name]
         if not names:
             raise InvalidRequest("The store has no replica; see `kvstore replica add`.", path=path)

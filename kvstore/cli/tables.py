@@ -11,7 +11,7 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
+from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened, opened_store
 from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.ingest.formats import source_of
@@ -46,7 +46,7 @@ def create(
     if bool(column) == bool(like):
         raise InvalidRequest("Give the columns, either each with --column, or by a file with --like.")
     columns = source_of(like).schema() if like else pa.schema([_field(each) for each in column or []])
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         create_table(store, name, columns, key, append_only=append_only)
 
 
@@ -99,7 +99,7 @@ def alter(
             "Say what to change: --add NAME:TYPE, --rename-column OLD:NEW, --drop NAME, --retention-days,"
             " --compression, --delete-behavior or --rename."
         )
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         if drop:
             store.drop_columns(name, drop)
         if names:
@@ -142,7 +142,7 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
         bucket_key = table.bucket_key
-        consumers = [] if isinstance(store, kvstore.StoreInReplica) else _consumers(table)
+        consumers = _consumers(table) if isinstance(table, kvstore.Table) else []
     if as_json:
         details = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
         print_json({**summary, **details, "consumers": consumers})
@@ -172,7 +172,7 @@ def _consumers(table: kvstore.Table) -> list[dict[str, Any]]:
     return found
 
 
-def _summary(table: kvstore.Table) -> dict[str, Any]:
+def _summary(table: kvstore.ReadTable) -> dict[str, Any]:
     starts, ends = (list(offsets) for offsets in zip(*table.offsets().values(), strict=True))
     several = table.buckets > 1
     return {
@@ -185,7 +185,7 @@ def _summary(table: kvstore.Table) -> dict[str, Any]:
     }
 
 
-def _rows(table: kvstore.Table) -> int | None:
+def _rows(table: kvstore.ReadTable) -> int | None:
     try:
         return table.count()
     except UnsupportedOperation:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, TableName, end_of, opened, start_of
+from kvstore.cli.arguments import AsJson, Directory, TableName, end_of, opened_store, start_of
 from kvstore.cli.printing import print_json, print_line
 from kvstore.errors import InvalidRequest
 
@@ -37,7 +37,7 @@ def undo(
     With --to, the patch is saved: people review it, and `kvstore apply` applies it. Later changes of others stay, and
     rows that they changed, too, are shown with a `=`.
     """
-    with opened(path) as store:
+    with opened_store(path) as store:
         table = store.table(name)
         last = None if end is None else end_of(end)
         patch = kvstore.Patch.of(table, table.undo(start_of(start), last, writer, epoch, job, task))
@@ -61,7 +61,7 @@ def apply(
     patch.
     """
     patch = kvstore.Patch.load(file)
-    with opened(path, write=not check) as store:
+    with opened_store(path, write=not check) as store:
         table = _table_of(store, patch)
         if check:
             patch.check(table)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, TableName, key_of, names_of, opened
+from kvstore.cli.arguments import AsJson, Directory, TableName, key_of, names_of, opened_store
 from kvstore.cli.filters import Where
 from kvstore.cli.given_rows import STANDARD_INPUT, Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import portions
@@ -49,7 +49,7 @@ def upsert(
     if is_json_assumed:
         format = Format.JSONL
     done = 0
-    with opened(path, write=True) as store, rows_given(file, format, delimiter) as (source, _):
+    with opened_store(path, write=True) as store, rows_given(file, format, delimiter) as (source, _):
         table = store.table(name)
         targets = names_of(columns)
         schema = _given(table, targets)
@@ -99,7 +99,7 @@ def delete(
     """
     if bool(key) == (where is not None):
         raise InvalidRequest("Give keys, or a condition by --where.")
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         table = store.table(name)
         if table.primary_key is None:
             raise UnsupportedOperation("A log table has no key, and its rows can't be deleted.", table=name)
@@ -135,7 +135,7 @@ def drop(
 
     On a terminal it asks first; elsewhere it needs --yes.
     """
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         table = store.table(name)
         if not yes:
             if not sys.stdin.isatty():

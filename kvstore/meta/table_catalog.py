@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from kvstore.clock import Clock
 from kvstore.errors import NoSuchTable
@@ -25,6 +25,24 @@ class Now(NamedTuple):
     definition: TableDefinition
     writers: TableWriters
     has_replicas: bool
+
+
+class CatalogReads(Protocol):
+    """One table in the catalog."""
+
+    @property
+    def name(self) -> str:
+        """Name of the table when it was opened or last looked at, for messages."""
+
+    def definition(self) -> TableDefinition:
+        """Definition of the table.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+        """
+
+    def state(self) -> CatalogState:
+        """The catalog as of now, which has the names of writers and jobs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +66,10 @@ class TableCatalog:
             NoSuchTable: The table was dropped.
         """
         return self.now().definition
+
+    def state(self) -> CatalogState:
+        """The catalog."""
+        return self.journal.state()
 
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""
@@ -89,3 +111,27 @@ class TableCatalog:
     def show_last_commit(self) -> None:
         """Make the last committed edit visible; see :meth:`Journal.show_last_commit`."""
         self.journal.show_last_commit()
+
+
+class FixedCatalog:
+    """An entry of a catalog with the definition that the table had at one moment.
+
+    Args:
+        known: The entry.
+        fixed: The definition of that moment.
+    """
+
+    def __init__(self, known: CatalogReads, fixed: TableDefinition) -> None:
+        self.name = known.name
+        self.state = known.state
+        self._known = known
+        self._fixed = fixed
+
+    def definition(self) -> TableDefinition:
+        """Definition of the table at that moment.
+
+        Raises:
+            NoSuchTable: The table was dropped since.
+        """
+        self._known.definition()
+        return self._fixed

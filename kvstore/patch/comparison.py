@@ -20,6 +20,7 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     """What changes make of the rows as they are; a change without effect is left out.
 
     Args:
+        table: With fixed columns: they are asked for more than once.
         stay: Keys whose rows stay as they are, and are shown.
 
     Raises:
@@ -31,7 +32,7 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     if automatic is not None and automatic in changes.rows.schema.names:
         ids = changes.rows.column(automatic)
         changes = Changes(changes.rows.drop_columns([automatic]), changes.is_delete)
-    fitting = table.fitting(changes)
+    fitting = table.parts.fitting(changes)
     key_schema = pa.schema([table.schema.field(name) for name in key])
     encoded = KeyCodec(list(key_schema)).encode([fitting.rows.column(name) for name in key])
     grouping = group(encoded)

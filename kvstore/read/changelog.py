@@ -10,8 +10,8 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.reads import LogReads
 from kvstore.arguments import integer, shown
+from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition

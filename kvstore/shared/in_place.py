@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 from kvstore.replica.client import Client
-from kvstore.replica.in_place.table import READS, TableInReplica, only
 from kvstore.shared.table import SharedTable
 from logformat.replica import shared_table
-
-REFUSED = (
-    "A shared table that is opened in place has reads of its rows and changes only, and no `{name}`. It is written by "
-    "Spark: kvstore.spark.write(df, url, table)."
-)
 
 
 class SharedCatalog:
@@ -42,10 +36,3 @@ class SharedCatalog:
         if name not in self._found:
             self._found[name] = SharedTable.find(self._url, self._client, name)
         return self._found[name]
-
-
-@only(READS, REFUSED)
-class SharedTableInPlace(TableInReplica):
-    """A shared table in its place; whatever does not read raises UnsupportedOperation."""
-
-    _what = "shared table"

@@ -75,7 +75,7 @@ def _frame(
         check_filter(where, whole)
     # pyarrow does not say which columns a filter uses
     needed = schema.names if where is None else whole.names
-    place = TablePlace.of(str(table.store_path), table, kind)
+    place = TablePlace.of(str(table.parts.store_path), table, kind)
     Pinned(place, tuple(ranges)).hold(table)
     tasks = tasks_of(place, table, ranges, where)
     columns = spark_schema(schema)

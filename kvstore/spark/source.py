@@ -125,7 +125,7 @@ class KvStoreSource(DataSource):
 
     def _pinned_now(self, place: TablePlace, table: Table) -> Pinned:
         found = pinned(place, table, self._options, keep_log=self._keeps_log)
-        shares = [(table.shares(each.bucket), each) for each in found.ranges]
+        shares = [(table.parts.of_bucket(each.bucket), each) for each in found.ranges]
         if place.kind is Kind.ROWS:
             self.rows_max = count_of(table, place.kind, found.ranges)
             self.stored_bytes = sum(share.row_bytes([KeyRange()]) for share, _ in shares)

@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NoReturn, overload
 
 from kvstore.arguments import integer_within, url_without_credentials
 from kvstore.clock import Clock, SystemClock
@@ -24,17 +25,18 @@ from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache
 from kvstore.replica.in_place.catalog import FollowedCatalog
 from kvstore.replica.in_place.followed import FollowedTable, Indexes
-from kvstore.replica.in_place.table import TableInReplica, only
+from kvstore.replica.in_place.table import TableInPlace, refuse
 from kvstore.replica.location import is_store, replica_at
 from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.replica.source import Source, read_store
 from kvstore.shared.check import report_of
-from kvstore.shared.in_place import REFUSED, SharedCatalog, SharedTableInPlace
+from kvstore.shared.in_place import SharedCatalog
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
 from kvstore.store.check import BucketReport, CheckReport
+from kvstore.store.read_store import ReadStore
 from kvstore.store.store import Store, open_store as open_directory
-from kvstore.table.table import Table
+from kvstore.table.read_table import ReadTable
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId
 from logformat.replica.object_file import parse_name
@@ -43,9 +45,21 @@ CACHE_BYTES = 1 << 30
 """Default of ``cache_bytes_max``."""
 
 
+@overload
+def open_store(
+    path: str | os.PathLike[str], read_only: Literal[False] = False, durability: Durability = "sync", **settings: int
+) -> Store: ...
+
+
+@overload
+def open_store(
+    path: str | os.PathLike[str], read_only: bool, durability: Durability = "sync", **settings: int
+) -> Store | StoreInReplica: ...
+
+
 def open_store(
     path: str | os.PathLike[str], read_only: bool = False, durability: Durability = "sync", **settings: int
-) -> Store:
+) -> Store | StoreInReplica:
     """Open a store, creating it if the directory is new or empty; or a replica or shared tables in their place.
 
     Args:
@@ -104,8 +118,7 @@ def _replica_of(path: object) -> str | None:
     return replica_at(given) if isinstance(given, str) else None
 
 
-@only(("list_tables", "table", "sql", "check", "close"))
-class StoreInReplica(Store):
+class StoreInReplica(ReadStore):
     """A replica that is opened in its place, to be read; a context manager that any thread may use.
 
     Made by :func:`kvstore.open`. It has the reading methods of a store: :meth:`list_tables`, :meth:`table`,
@@ -126,9 +139,13 @@ class StoreInReplica(Store):
         url: URL of the replica.
     """
 
-    _what = "replica"
-    """What is opened, for messages."""
-    _table = TableInReplica
+    _what = _what_has_tables = "replica"
+    """What is opened, and what has a table, for messages."""
+    _refused = (
+        "A replica that is opened in place is only read, and has no `{name}`. Use the store that ships to it; or, for "
+        "everything that reads, a copy on this machine: kvstore.follow(url, directory)."
+    )
+    """Message of what is refused, with ``{name}`` for its name."""
 
     def __init__(
         self,
@@ -172,7 +189,7 @@ class StoreInReplica(Store):
             self.check_open()
             return sorted(table.name for table in self._catalog.state().tables.values())
 
-    def table(self, name: str) -> Table:
+    def table(self, name: str) -> ReadTable:
         """A table of the replica.
 
         Raises:
@@ -181,7 +198,8 @@ class StoreInReplica(Store):
         self.check_open()
         with self._mutex:
             self.check_open()
-            return self._table(self._followed(name), self, self._clock)
+            about = self._what_has_tables, self._refused
+            return TableInPlace(self._followed(name), self, self._clock, *about)
 
     def _followed(self, name: str) -> FollowedTable:
         """What all handles of a table share, so that its indexes are built once."""
@@ -260,8 +278,12 @@ class StoreInReplica(Store):
     def __repr__(self) -> str:
         return f"<kvstore.{type(self).__name__} {self.url!r}>"
 
+    if not TYPE_CHECKING:
 
-@only(("list_tables", "table", "sql", "check", "close", "check_open", "check_writable", "check_registers"), REFUSED)
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse(self, Store, name, self._refused)
+
+
 class SharedTables(StoreInReplica):
     """The shared tables at a URL, opened in their place, to be read; a context manager that any thread may use.
 
@@ -272,8 +294,11 @@ class SharedTables(StoreInReplica):
         url: URL of the tables.
     """
 
-    _what = "place of shared tables"
-    _table = SharedTableInPlace
+    _what, _what_has_tables = "place of shared tables", "shared table"
+    _refused = (
+        "A shared table that is opened in place has reads of its rows and changes only, and no `{name}`. It is written "
+        "by Spark: kvstore.spark.write(df, url, table)."
+    )
 
     def _begin(self) -> None:
         self._catalog_of_shared = SharedCatalog(self.url, self._client)

@@ -8,6 +8,7 @@ import weakref
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
@@ -18,11 +19,21 @@ from kvstore.options import StoreOptions
 from kvstore.process import this_process
 from kvstore.process.calls import in_background, uninterrupted
 from kvstore.store.runtime import Elsewhere, StoreRuntime, shared_runtime
-from kvstore.table.reading import TableReads
+from kvstore.table.open_table import OpenTable
 from logformat import paths
 
 _FORMER_LOOKS = 20
 """After so many checks of the path, a copy that was replaced is closed: that is after five seconds or more."""
+
+
+class TableOfCopy(Protocol):
+    """A table of a copy that follows a replica: a :class:`kvstore.Table`."""
+
+    def use(self, opened: OpenTable) -> None:
+        """Read from now on what is open of the copy that has replaced the table's."""
+
+    def use_catalog(self, catalog: TableCatalog) -> None:
+        """Ask another catalog whether the table is there."""
 
 
 class Session:
@@ -68,7 +79,7 @@ class Session:
         self._use = object()
         self._former: StoreRuntime | None = None
         self._rebuilding = threading.Lock()
-        self.tables: weakref.WeakKeyDictionary[TableReads, TableCatalog] = weakref.WeakKeyDictionary()
+        self.tables: weakref.WeakKeyDictionary[TableOfCopy, TableCatalog] = weakref.WeakKeyDictionary()
         self._join(path, options, files, clock, leadership, elsewhere)
 
     @uninterrupted

@@ -6,12 +6,9 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, overload
-
-import pyarrow as pa
+from typing import Literal, overload
 
 from kvstore.arguments import column_names, integer_within, path_of, printable, shown
 from kvstore.checkpoint.controller import Checkpoint
@@ -36,8 +33,8 @@ from kvstore.shared.publish import publish
 from kvstore.store.altered_tables import AlteredTables
 from kvstore.store.check import CheckReport
 from kvstore.store.metrics import Format, Metrics, metrics
+from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
-from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
 from kvstore.table.held_indexes import held_indexes, warning_of
@@ -84,7 +81,7 @@ def open_reader(path: str | os.PathLike[str]) -> Store:
     return Store(path_of(path), StoreOptions(), read_only=True, registers=True)
 
 
-class Store(AlteredTables):
+class Store(AlteredTables, ReadStore):
     """An open store; a context manager. It may be used from any thread, but not across ``fork()``.
 
     Made by :func:`kvstore.open`.
@@ -211,15 +208,6 @@ class Store(AlteredTables):
             self._session.tables[table] = opened.catalog
         return table
 
-    def __getitem__(self, name: str) -> Table:
-        return self.table(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.list_tables()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.list_tables())
-
     def __repr__(self) -> str:
         try:
             tables = ", ".join(self.list_tables()) or "no tables"
@@ -243,24 +231,6 @@ class Store(AlteredTables):
         """
         self._session.check_writable()
         self.runtime.drop_table(name)
-
-    def sql(self, query: str) -> pa.RecordBatchReader:
-        """Run a query over the tables, by DuckDB in this process, such as ``SELECT count(*) FROM files WHERE n > 3``.
-
-        Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
-        has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
-        this store: no files, no network, no variables. Each table is read as it is when its scan begins.
-
-        Returns:
-            Batches of the result, computed while they are read.
-
-        Raises:
-            UnsupportedOperation: DuckDB is not installed (the extra ``sql``).
-            InvalidRequest: The query can't be run, or writes; the message has the reason. The reader may raise it, too.
-            NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
-            CorruptData: A table is damaged. The reader may raise it, too.
-        """
-        return sql.run(query, self.list_tables(), self.table)
 
     def new_writer_id(self) -> int:
         """A writer id that was never given out before and never will be again; see :meth:`Bucket.apply`.
@@ -396,14 +366,6 @@ class Store(AlteredTables):
         for shipping in list(self._shippings):
             shipping.close()
         self._session.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # Replicas
 

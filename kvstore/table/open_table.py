@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -49,6 +49,10 @@ class OpenTable:
     consumers: Consumers
     catalog: TableCatalog
     meter: TableMeter
+
+    def one_moment(self, *_: object) -> AbstractContextManager[object]:
+        """Nothing: each bucket is read as of its own moment."""
+        return nullcontext()
 
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; readers of this process continue."""

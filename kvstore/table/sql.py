@@ -20,7 +20,7 @@ import pyarrow as pa
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
-from kvstore.table.everyday import EverydayReads
+from kvstore.table.read_table import ReadTable
 
 if TYPE_CHECKING:
     from kvstore.table.dataset import TableDataset
@@ -40,7 +40,7 @@ _MACRO = """CREATE MACRO changes
     (name, start, until) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name, start, until))))"""
 
 
-def run(query: str, names: Sequence[str], table: Callable[[str], EverydayReads]) -> pa.RecordBatchReader:
+def run(query: str, names: Sequence[str], table: Callable[[str], ReadTable]) -> pa.RecordBatchReader:
     """Run a query; see :meth:`kvstore.Store.sql`.
 
     Args:
@@ -96,7 +96,7 @@ def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidReque
 
 
 def _named(
-    connection: Any, query: str, names: Sequence[str], table: Callable[[str], EverydayReads]
+    connection: Any, query: str, names: Sequence[str], table: Callable[[str], ReadTable]
 ) -> Iterator[tuple[str, TableDataset]]:
     """What a query names, by the name under which it looks for it."""
     same = Counter(name.lower() for name in names)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from copy import copy
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
-from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.history.selection import Selection
+from kvstore.history.undoing import Undo, undo_of
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
-from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
+from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request, RowRequest
 from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult, spanning
@@ -28,13 +29,13 @@ from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
 from kvstore.request.small import SmallRequest, small_writes
-from kvstore.request.targets import filled, renamed, schema_given, targets_of
+from kvstore.request.targets import renamed, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
 from kvstore.table.conditional import Decide, apply_if, deletion, replacement, small_replacement, update
-from kvstore.table.everyday import EverydayReads
 from kvstore.table.open_table import OpenTable
-from kvstore.table.replacing import check_replaceable, deletes_of_others
+from kvstore.table.parts import TableParts
+from kvstore.table.read_table import ReadTable
 from logformat.ids import OFFSET_MAX, BucketId, SchemaId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
@@ -43,7 +44,7 @@ from logformat.rows.intake import Data, Keys
 from writer import TableWriter, WriterOptions
 
 
-class Table(EverydayReads):
+class Table(ReadTable):
     """A table of an open store.
 
     Made by :meth:`kvstore.Store.table` and :meth:`kvstore.Store.create_table`; any thread may use it.
@@ -56,10 +57,50 @@ class Table(EverydayReads):
 
     def __init__(self, opened: OpenTable, access: Access, batch_rows_max: int) -> None:
         super().__init__(opened, access)
-        self._writers = opened.writers
-        self._consumers = opened.consumers
         self._batch_rows_max = batch_rows_max
         self._turn = count()
+        self._take(opened)
+
+    def use(self, opened: OpenTable) -> None:
+        """Read from now on what the process has open of the copy that has replaced the table's."""
+        self._reading.use(opened)
+        self._take(opened)
+
+    def use_catalog(self, catalog: TableCatalog) -> None:
+        """Ask another catalog whether the table is there, and for its definition."""
+        self._reading.use_catalog(catalog)
+        self._catalog = catalog
+
+    def _take(self, opened: OpenTable) -> None:
+        self._opened = opened
+        self._handles = opened.handles
+        self._catalog = opened.catalog
+
+    @property
+    def parts(self) -> TableParts:
+        """The table in parts, for tools that divide work between processes."""
+        return TableParts(self._reading, self._opened)
+
+    def with_fixed_columns(self, schema_id: int | None = None, since: str | None = None) -> Self:
+        """The same table with the columns that it has now, for a caller that asks for them more than once.
+
+        It calls each column by the name that it has now, also if columns are renamed or dropped meanwhile; it does not
+        have columns that are added. The changes that it undoes (:meth:`undo`) have the names of the call.
+
+        Args:
+            schema_id: A schema by which the caller already calls the columns.
+            since: End of the message if they were renamed: since when, and what to do.
+
+        Raises:
+            SchemaMismatch: Columns of that schema were renamed or dropped since.
+            NoSuchTable, StoreClosed: The table was dropped, or the store closed.
+        """
+        definition = self._reading.current()
+        if schema_id is not None:
+            definition.check_names_of(SchemaId(schema_id), *([] if since is None else [since]))
+        fixed = copy(self)
+        fixed._reading = self._reading.with_fixed(definition)
+        return fixed
 
     # Writing
 
@@ -83,8 +124,10 @@ class Table(EverydayReads):
             InvalidTargetColumns: See ``columns``. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._access.check_writable()
-        definition = self._catalog.definition()
+        self._reading.access.check_writable()
+        return self._upsert(self._reading.catalog.definition(), data, columns)
+
+    def _upsert(self, definition: TableDefinition, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         writes = small_writes(definition) if columns is None else None
         if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))
@@ -117,8 +160,8 @@ class Table(EverydayReads):
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._access.check_writable()
-        definition = self._keyed()
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
         if where is not None:
             if keys is not None or columns is not None:
                 raise InvalidRequest("Give either `keys` or `where`; `where` removes whole rows.")
@@ -152,8 +195,8 @@ class Table(EverydayReads):
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._access.check_writable()
-        definition = self._keyed()
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
         return self._apply_where(definition, where, update(definition, where, values))
 
     def put_if(self, row: Any, expected: Any) -> bool:
@@ -174,8 +217,8 @@ class Table(EverydayReads):
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._access.check_writable()
-        definition = self._keyed()
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
         if (small := small_replacement(definition, row, expected)) is not None:
             (bucket,) = small.writes.requests([small.operation])
             self._handles[bucket].submit(small, here=True)
@@ -184,17 +227,19 @@ class Table(EverydayReads):
         return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
 
     def __setitem__(self, key: Keys, row: Any) -> None:
-        names, given = self._keyed().primary_key or (), row_of(row)
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
+        names, given = definition.primary_key or (), row_of(row)
         if not isinstance(given, Mapping):
             raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row))
         named = intake.key_row(key, names)
         if other := [name for name in names if name in given and given[name] != named[name]]:
             raise InvalidRequest("The row has another key than the one it is stored under.", key=key, columns=other)
-        self.upsert({**given, **named})
+        self._upsert(definition, {**given, **named})
 
     def __delitem__(self, key: Keys) -> None:
-        self._access.check_writable()
-        definition = self._keyed()
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
         keys = intake.key_rows([key], layout_of(definition).key_schema)
         if not apply_if(self._handles, definition, iter([keys]), deletion()).by_bucket:
             raise KeyError(key)
@@ -204,8 +249,8 @@ class Table(EverydayReads):
 
         If the batch of one bucket fails, other buckets may have written theirs; see :meth:`upsert`.
         """
-        self._access.check_writable()
-        definition = self._current()
+        self._reading.access.check_writable()
+        definition = self._reading.current()
         fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         return self._apply_all(iter([fitting]), definition, targets)
 
@@ -224,13 +269,13 @@ class Table(EverydayReads):
         Raises:
             InvalidRequest: An argument is not possible, or the name sends epochs. Nothing was written.
         """
-        self._access.check_writable()
-        self._current()
+        self._reading.access.check_writable()
+        self._reading.current()
         if unknown := set(options) - set(WriterOptions.__dataclass_fields__):
             raise InvalidRequest("There is no such option of a writer.", unknown=sorted(unknown))
         WriterOptions(**options)  # checked before another writer is fenced
-        identity = self._writers.open(name)
-        return uninterrupted(TableWriter)(self, identity, new_id=self._writers.new_id, **options)
+        identity = self._opened.writers.open(name)
+        return uninterrupted(TableWriter)(self, identity, new_id=self._opened.writers.new_id, **options)
 
     def apply_epoch(
         self, changes: Changes, writer: str, epoch: int, run: str | None = None, takeover: bool = False
@@ -256,12 +301,12 @@ class Table(EverydayReads):
             StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`. If the error has ``committed``, the epoch is
                 decided: it is completed before anything else is written.
         """
-        self._access.check_writable()
-        definition = self._current()
+        self._reading.access.check_writable()
+        definition = self._reading.current()
         number = integer_within("epoch", epoch, 0, OFFSET_MAX)
         fitting, _ = fitted(changes, definition, definition.schema_id, None, overwrite=False)
         parts = dict(spread(definition, fitting, BucketId(number % definition.buckets)))
-        return self._writers.apply_epoch(definition, parts, writer, number, run, takeover)
+        return self._opened.writers.apply_epoch(definition, parts, writer, number, run, takeover)
 
     def is_applied(self, writer: str, epoch: int) -> bool:
         """Whether an epoch is the last one that was applied under a name, to all buckets.
@@ -272,73 +317,15 @@ class Table(EverydayReads):
         Raises:
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`apply_epoch`.
         """
-        self._access.check_writable()
-        self._current()
-        return self._writers.is_last(writer, integer_within("epoch", epoch, 0, OFFSET_MAX))
-
-    def apply_parts(
-        self,
-        parts: Mapping[BucketId, Changes],
-        writer: str,
-        epoch: int | None = None,
-        run: str | None = None,
-        takeover: bool = False,
-        replaces: bool = False,
-        confirm: Confirm | None = None,
-        schema_id: int | None = None,
-    ) -> WriteResult:
-        """Like :meth:`apply_epoch`, for changes that are already split by bucket.
-
-        Args:
-            parts: Changes for each bucket, as :meth:`by_bucket` splits them, in any schema of the table.
-            epoch: None for the one after the writer's last: then the write is all or nothing, but not exactly-once.
-            replaces: Whether all rows with other keys are deleted; rows that other threads of this process write
-                meanwhile stay. A row that stays equal is no change.
-            confirm: Called before the commit is decided; see :data:`kvstore.commit.coordinator.Confirm`.
-            schema_id: Schema by which the columns of the rows are called; the current one if None.
-
-        Raises:
-            SchemaMismatch: Columns were renamed or dropped since ``schema_id``. Nothing was written.
-            InvalidRequest: Rows belong to another bucket; or see :meth:`apply_epoch`. Nothing was written.
-            UnsupportedOperation: A table of this kind can't be replaced.
-        """
-        self._access.check_writable()
-        definition = self._current()
-        if schema_id is not None:
-            definition.check_names_of(SchemaId(integer("schema_id", schema_id)))
-        number = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
-        whole = {}
-        for bucket, changes in parts.items():
-            if unknown := set(changes.rows.schema.names) - set(definition.schema.names):
-                raise SchemaMismatch("The table has no such column.", unknown=sorted(unknown))
-            belongs = definition.bucket_key is None or (buckets_of_rows(definition, changes.rows) == bucket).all()
-            if bucket not in self._bucket_ids() or not belongs:
-                raise InvalidRequest("Rows belong to another bucket; see Table.by_bucket().", bucket=bucket)
-            whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
-
-        def rest() -> dict[BucketId, Changes]:
-            there = self.scan(list(definition.primary_key or ())).read_all()
-            deletes = deletes_of_others(there, whole.values(), definition.schema)
-            return dict(spread(definition, deletes, BucketId(0)))
-
-        if replaces:
-            check_replaceable(definition)
-        others = rest if replaces else None
-        return self._writers.apply_epoch(definition, whole, writer, number, run, takeover, others, confirm)
-
-    def check_replaceable(self) -> None:
-        """Verify that a write can replace all rows.
-
-        Raises:
-            UnsupportedOperation: The table has no key, merges rows, or takes no deletes.
-        """
-        check_replaceable(self._current())
+        self._reading.access.check_writable()
+        self._reading.current()
+        return self._opened.writers.is_last(writer, integer_within("epoch", epoch, 0, OFFSET_MAX))
 
     @property
     def writers(self) -> dict[str, NamedWriter]:
         """Named writers: what they send, and under which id and epoch."""
-        self._current()
-        return self._writers.named()
+        self._reading.current()
+        return self._opened.writers.named()
 
     def by_bucket(
         self, changes: Changes, other: int = 0, overwrite: bool = False, schema_id: int | None = None
@@ -356,30 +343,12 @@ class Table(EverydayReads):
             SchemaMismatch, UnknownSchema, InvalidTargetColumns: The changes do not fit the table.
             InvalidRequest: The table has no such bucket.
         """
-        home = self._handle(other).place.identity.bucket_id
-        definition = self._current()
+        home = self._reading.number_of(other)
+        definition = self._reading.current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         parts = spread(definition, fitted(changes, definition, id, None, overwrite=overwrite)[0], home)
         then = {now: name for name, now in definition.renamed_since(id).items() if now is not None}
         return {bucket: renamed(part, then) if then else part for bucket, part in parts}
-
-    def fitting(self, changes: Changes, overwrite: bool = False, schema_id: int | None = None) -> Changes:
-        """Changes with the columns of the table, as they are called now; see :meth:`by_bucket`, also for errors."""
-        definition = self._current()
-        id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
-        return fitted(changes, definition, id, None, overwrite=overwrite)[0]
-
-    def row_indices_by_bucket(self, rows: pa.RecordBatch, other: int) -> list[tuple[BucketId, pa.Int64Array | None]]:
-        """Indices of the rows of each bucket; None for all rows.
-
-        Args:
-            rows: Rows that fit the table.
-            other: Bucket of all rows if the table has no bucket key.
-
-        Raises:
-            InvalidRequest: The table has no such bucket.
-        """
-        return list(row_indices_by_bucket(self._current(), rows, self._handle(other).place.identity.bucket_id))
 
     def bucket(self, bucket: int) -> Bucket:
         """A bucket of the table, for numbered batches.
@@ -387,11 +356,11 @@ class Table(EverydayReads):
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Bucket(self._handle(bucket), self._catalog, self._access)
+        return Bucket(self._handles[self._reading.number_of(bucket)], self._catalog, self._reading.access)
 
     def flush(self) -> None:
         """Make all acknowledged changes durable, and visible to every process."""
-        self._current()
+        self._reading.current()
         for handle in self._handles:
             handle.flush()
 
@@ -409,10 +378,10 @@ class Table(EverydayReads):
             StoreFull, LogFailed: The disk failed. Nothing is left of the snapshot, and writing goes on.
             CorruptData: A stored row is damaged.
         """
-        self._access.check_writable()
-        self._current()
+        self._reading.access.check_writable()
+        self._reading.current()
         found = {}
-        for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True):
+        for bucket, handle in zip(self._reading.buckets, self._handles, strict=True):
             taken = handle.take_snapshot()
             found[bucket] = BucketSnapshot(taken.offset, taken.directory)
         return TableSnapshot(found)
@@ -432,40 +401,60 @@ class Table(EverydayReads):
             StoreFull, LogFailed: The disk refuses, for example because it has no room for the copy. The bucket's index
                 is as it was.
         """
-        self._access.check_writable()
-        self._current()
-        return {bucket: handle.compact() for bucket, handle in zip(self._bucket_ids(), self._handles, strict=True)}
+        self._reading.access.check_writable()
+        self._reading.current()
+        return {bucket: handle.compact() for bucket, handle in zip(self._reading.buckets, self._handles, strict=True)}
+
+    def undo(
+        self,
+        start: Start,
+        end: End | None = None,
+        writer: str | int | None = None,
+        epoch: int | None = None,
+        job: str | None = None,
+        task: int | None = None,
+    ) -> Undo:
+        """The changes that undo others: all since ``start``, or only some of them while later changes of others stay.
+
+        Nothing is written. With ``start`` alone, the result restores all rows to their state at ``start``. Apply it
+        before other changes; with ``overwrite`` if the table's engine is not ``last_row`` or the table fills a column;
+        see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`. A :class:`kvstore.Patch` of it finds out
+        whether there were other changes, and is applied once.
+
+        With any other argument, only the changes of that range and origin are undone, column by column: each column
+        that they changed gets its earlier value. If another change came later and changed the same column of a row, or
+        if it removed the row or stored it again, the row stays as it is, and its key is in ``conflicts`` of the result.
+
+        Each changed key is in the result once, in key order: with a delete if it had no row, otherwise with its row.
+        So a very long result may be applied in parts. Memory holds every change of the rows concerned, from the first
+        that is undone on.
+
+        Args:
+            start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
+                time, ``earliest`` or ``latest``; changes before it stay.
+            end: Exclusive, in the same forms; changes from there on stay.
+            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay.
+            epoch: Number of an epoch of ``writer``; or the incarnation of a writer that sends batches. Alone, the epoch
+                of this number if only one writer has it.
+            job: Name of an ingestion job, in place of a writer.
+            task: Number of a task of ``job``.
+
+        Raises:
+            InvalidRequest: An argument is none of these, or no change in the range has this origin.
+            UnsupportedOperation: The table's changelog is a WAL image; or its engine is not ``last_row``, and there are
+                arguments other than ``start``.
+            OffsetOutOfRange: The log does not hold ``start`` or ``end``.
+            CorruptBatch: The log is damaged.
+        """
+        return undo_of(self._reading.past(), start, end, Selection.of(writer, epoch, job, task))
 
     # Consumers
 
     @property
     def consumers(self) -> dict[str, dict[int, int]]:
         """Registered consumers: by name, the next offset to read of each bucket."""
-        self._current()
-        return self._consumers.lasting()
-
-    def hold(self, consumer: str, offsets: Mapping[int, int]) -> None:
-        """Like :meth:`kvstore.commit.consumers.Consumer.commit`, but expired changes are left out.
-
-        Raises:
-            UnsupportedOperation, StoreFull: See there.
-        """
-        self._access.check_registers()
-        self._current()
-        self._consumers.hold(consumer, offsets)
-
-    def lease(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Keep the log from these offsets on for an hour, as far as the log has it; a second call renews the lease.
-
-        Nothing is written if, as far as is known, the log of this table never expires, or if the store is read-only.
-
-        Args:
-            name: Name of the lease; no other reader uses it.
-        """
-        self._current()
-        with suppress(UnsupportedOperation):
-            self._access.check_registers()
-            self._consumers.lease(name, offsets)
+        self._reading.current()
+        return self._opened.consumers.lasting()
 
     # Spark
 
@@ -524,7 +513,7 @@ class Table(EverydayReads):
 
     def _apply_where(self, definition: TableDefinition, where: pc.Expression, decide: Decide) -> WriteResult:
         # Read before anything is written, so that no read lasts as long as the writes.
-        keys = self.scan(list(definition.primary_key or ()), where).read_all()
+        keys = self._reading.rows(definition, definition.primary_key, where).read_all()
         batches = of_size(iter(keys.to_batches()), self._batch_rows_max)
         return apply_if(self._handles, definition, batches, decide)
 

@@ -136,7 +136,7 @@ def test_a_name_must_be_printable_text(store: kvstore.Store, name: Any) -> None:
 
 
 def test_only_an_existing_consumer_is_dropped(kept: Kept) -> None:
-    kept.table.lease("lease", {0: 0})
+    kept.table.parts.lease("lease", {0: 0})
     for name in ("a", "lease", None):
         with pytest.raises(InvalidRequest, match=r"see Store\.consumers"):
             kept.store.drop_consumer(name)  # type: ignore[arg-type]
@@ -150,12 +150,12 @@ def test_a_read_only_store_lists_consumers_and_does_not_commit(kept: Kept) -> No
         for call in (
             lambda: consumer.commit("t", {0: 4}),
             lambda: reader.drop_consumer("a"),
-            lambda: reader.table("t").hold("a", {0: 4}),
+            lambda: reader.table("t").parts.hold("a", {0: 4}),
         ):
             with pytest.raises(UnsupportedOperation, match="open it for writing"):
                 call()
         txid = kept.store.runtime.catalog().txid
-        reader.table("t").lease("lease", {0: 4})
+        reader.table("t").parts.lease("lease", {0: 4})
         assert kept.store.runtime.catalog().txid == txid
     with pytest.raises(StoreClosed):
         consumer.position("t")
@@ -165,7 +165,7 @@ def test_a_read_only_store_lists_consumers_and_does_not_commit(kept: Kept) -> No
 
 def test_a_reader_may_register_without_writing(kept: Kept) -> None:
     with open_reader(kept.path) as reader:
-        reader.table("t").hold("a", {0: 4})
+        reader.table("t").parts.hold("a", {0: 4})
         with pytest.raises(UnsupportedOperation):
             reader.table("t").upsert({"k": 1, "v": ""})
         reader.drop_consumer("a")
@@ -327,18 +327,18 @@ def test_an_unreadable_catalog_stops_retention(kept: Kept) -> None:
 def test_a_lease_holds_the_log_for_its_time_and_is_renewed(kept: Kept) -> None:
     bases = bases_of(kept)
     rows = rows_of(kept.table, as_of=bases[1])
-    kept.table.lease("lease", {0: bases[1]})
+    kept.table.parts.lease("lease", {0: bases[1]})
     assert kept.store.consumers == kept.table.consumers == {}
     for _ in range(3):
         kept.clock.now += LEASE_MS - 1
         kept.retain()
         assert kept.start == bases[1]
         assert rows_of(kept.table, as_of=bases[1]) == rows
-        kept.table.lease("lease", {0: bases[1]})
+        kept.table.parts.lease("lease", {0: bases[1]})
     kept.clock.now += LEASE_MS
     kept.retain()
     assert kept.start == bases[-1]
-    kept.table.lease("lease", {0: bases[1]})  # its remaining time
+    kept.table.parts.lease("lease", {0: bases[1]})  # its remaining time
     catalog = kept.store.runtime.catalog()
     (consumers,) = catalog.consumers.values()
     assert [consumer.offsets for consumer in consumers.named.values()] == [(bases[-1],)]
@@ -348,7 +348,7 @@ def test_a_table_without_retention_has_no_lease(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert({"k": 1, "v": ""})
     before = store.runtime.catalog()
-    table.lease("lease", {0: 0})
+    table.parts.lease("lease", {0: 0})
     assert store.runtime.catalog() is before
 
 
@@ -356,7 +356,7 @@ def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: P
     with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
         kept = Kept(store_path, None, log_bytes_max=2000)
         kept.write(12)
-        kept.table.lease("one", {0: 0})  # here the limit is known
+        kept.table.parts.lease("one", {0: 0})  # here the limit is known
         assert len(kept.store.runtime.catalog().consumers) == 1
         kept.clock.now += LEASE_MS
         kept.retain()
@@ -365,13 +365,13 @@ def test_a_size_limit_of_another_process_shows_once_it_took_effect(store_path: P
         with open_reader(store_path) as reader:
             table = reader.table("t")
             before = reader.runtime.catalog().txid
-            table.lease("two", {0: start})
+            table.parts.lease("two", {0: start})
             assert reader.runtime.catalog().txid == before + 1
 
 
 def test_a_lease_that_can_not_be_written_is_no_error(kept: Kept) -> None:
     with patch.object(Journal, "append", side_effect=StoreFull("no")):
-        kept.table.lease("lease", {0: 0})
+        kept.table.parts.lease("lease", {0: 0})
 
 
 def test_consumers_of_a_store_with_read_only_files(kept: Kept, tmp_path: Path) -> None:
@@ -383,9 +383,9 @@ def test_consumers_of_a_store_with_read_only_files(kept: Kept, tmp_path: Path) -
         return path.name != "data.mdb" or not mode & os.W_OK
 
     with patch("kvstore.disk.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
-        reader.table("t").lease("lease", {0: 0})
+        reader.table("t").parts.lease("lease", {0: 0})
         with pytest.raises(UnsupportedOperation, match="may only be read"):
-            reader.table("t").hold("a", {0: 1})
+            reader.table("t").parts.hold("a", {0: 1})
         assert reader.consumers == {"a": {"t": {0: 0}}}
 
 
@@ -423,7 +423,7 @@ def test_exactly_what_consumers_and_leases_hold_is_kept(
             elif verb == "lease":
                 name, where = what
                 held[name] = round(kept.start + where * (kept.end - kept.start)), kept.clock.now + LEASE_MS
-                kept.table.lease(name, {0: held[name][0]})
+                kept.table.parts.lease(name, {0: held[name][0]})
             elif verb == "later":
                 kept.clock.now += what
                 held = {

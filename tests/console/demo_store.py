@@ -46,7 +46,7 @@ def build(home: Path, begin_ms: int) -> Path:
         store.consumer("report").commit("files", {0: 0})
         _days(store, files, clock, random_numbers)
         _import(store, home)
-        files.lease("backup of the night", {0: files.offsets()[0][1] // 2})
+        files.parts.lease("backup of the night", {0: files.offsets()[0][1] // 2})
         store.replica("backup").ship()
         oldest = sorted((home / "replica").rglob("tables/1/0/*.range"))
         oldest[len(oldest) // 2].unlink()

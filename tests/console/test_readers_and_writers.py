@@ -37,7 +37,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
         table.writer("nightly").close()
         table.apply_epoch(rows(2), "stream", 40, run="query-1")
         store.consumer("late").commit("t", {0: 3})
-        table.lease("reading", {0: 5})
+        table.parts.lease("reading", {0: 5})
         job = store.create_job("import", source=str(home / "files"), format="csv", table="t")
         job.run()
         (home / "files/2.csv").write_text("k,v\nno number,a\n")

@@ -33,7 +33,7 @@ def commit(pipe: Pipe, path: str, first: int) -> None:
         with kvstore.open(path) as store:
             table = store.table("t")
             start = first + number * ROWS
-            answer = table.apply_parts(table.by_bucket(changes(range(start, start + ROWS))), "batches")
+            answer = table.parts.apply(table.by_bucket(changes(range(start, start + ROWS))), "batches")
             assert not any(each.duplicated for each in answer.by_bucket.values())
     pipe.send("done")
 
@@ -61,7 +61,7 @@ def test_concurrent_commits_of_several_processes_are_all_there(store: kvstore.St
 def replace_all(pipe: Pipe, path: str) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
-        table.apply_parts(table.by_bucket(changes([-1])), "batches", replaces=True)
+        table.parts.apply(table.by_bucket(changes([-1])), "batches", replaces=True)
     pipe.send("done")
 
 
@@ -110,7 +110,7 @@ def test_replacing_leaves_exactly_the_written_rows(
         table = store.create_table("t", WIDE, ["i", "s", "d", "b", "t"], buckets=buckets)
         table.upsert(rows(before, 0))
         written = table.by_bucket(kvstore.Changes.of([("upsert", row) for row in rows(after, 1)], WIDE))
-        table.apply_parts(written, "w", replaces=True)
+        table.parts.apply(written, "w", replaces=True)
         assert {tuple(row.values()) for row in rows_of(table)} == {(*key, 1) for key in after}
         gone = [row for batch in table.changelog() for row in batch.to_pylist() if row["_change_type"] == "delete"]
         assert {tuple(row[name] for name in "isdbt") for row in gone} == set(before) - set(after)
@@ -132,9 +132,9 @@ def test_rows_that_stay_equal_are_no_changes_of_a_replacement(
             kvstore.Changes.of(rows, pa.schema(schema if "auto_increment" not in options else SCHEMA))
         )
 
-    table.apply_parts(parts([(k, 1) for k in range(8)]), "w")
+    table.parts.apply(parts([(k, 1) for k in range(8)]), "w")
     before = {bucket: end for bucket, (_, end) in table.offsets().items()}
-    table.apply_parts(parts([(0, 1), (1, 1), (2, 9), (2, 1), (5, 2), (9, 1)]), "w", replaces=True)
+    table.parts.apply(parts([(0, 1), (1, 1), (2, 9), (2, 1), (5, 2), (9, 1)]), "w", replaces=True)
     changes = [row for batch in table.changelog(before) for row in batch.to_pylist()]
     posts = [(row["k"], row["v"]) for row in changes if row["_change_type"] in ("insert", "update_postimage")]
     assert sorted(posts) == [(2, 1), (2, 9), (5, 2), (9, 1)]
@@ -147,7 +147,7 @@ def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
     table.apply(changes(range(4)))
     old = table.by_bucket(changes([1, 9], 1))
     store.add_columns("t", [pa.field("n", pa.int64())])
-    table.apply_parts(old, "w", replaces=True)
+    table.parts.apply(old, "w", replaces=True)
     assert sorted(row["k"] for row in rows_of(table)) == [1, 9]
     assert {row["n"] for row in rows_of(table)} == {None}
 
@@ -156,7 +156,7 @@ def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
 def test_an_invalid_epoch_is_refused(store: kvstore.Store, epoch: Any) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
-        table.apply_parts({}, "w", epoch)
+        table.parts.apply({}, "w", epoch)
     with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
         table.apply_epoch(changes([]), "w", epoch)
     assert table.writers == {}
@@ -167,7 +167,7 @@ def test_rows_of_another_bucket_are_refused(store: kvstore.Store) -> None:
     parts = table.by_bucket(changes(range(10)))
     for wrong in ({0: parts[1]}, {1: parts[0], 0: parts[1]}, {2: parts[0]}, {0: changes(range(10))}):
         with pytest.raises(InvalidRequest, match="belong to another bucket"):
-            table.apply_parts(wrong, "w")
+            table.parts.apply(wrong, "w")
     assert table.count() == 0
 
 
@@ -177,13 +177,13 @@ def test_rows_of_another_bucket_are_refused(store: kvstore.Store) -> None:
 def test_tables_that_can_not_be_replaced(store: kvstore.Store, options: dict[str, Any]) -> None:
     table = store.create_table("t", SCHEMA, **({"primary_key": "k"} | options))
     with pytest.raises(UnsupportedOperation, match="can be replaced"):
-        table.apply_parts({}, "w", replaces=True)
+        table.parts.apply({}, "w", replaces=True)
 
 
 def test_a_refused_content_leaves_the_number_free(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2, merge_engine=Aggregate({"v": "sum"}))
-    table.apply_parts(table.by_bucket(changes([1], 2**62)), "w")
+    table.parts.apply(table.by_bucket(changes([1], 2**62)), "w")
     with pytest.raises(StoreError):
-        table.apply_parts(table.by_bucket(changes([1], 2**62)), "w")
-    table.apply_parts(table.by_bucket(changes([2], 1)), "w")
+        table.parts.apply(table.by_bucket(changes([1], 2**62)), "w")
+    table.parts.apply(table.by_bucket(changes([2], 1)), "w")
     assert sorted(row["v"] for row in rows_of(table)) == [1, 2**62]

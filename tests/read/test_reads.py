@@ -129,7 +129,7 @@ def test_get_is_a_lookup_of_one_key(store: kvstore.Store, buckets: int, kind: pa
     table.upsert({"k": 1, "v": 3, "s": "", "x": None, "new": "n"})
     check(table)
     table.flush()
-    with kvstore.open(table.store_path, read_only=True) as reading:
+    with kvstore.open(table.parts.store_path, read_only=True) as reading:
         check(reading.table("u"))
 
 
@@ -254,10 +254,10 @@ class TestSplits:
         table = store.create_table("u", SCHEMA, primary_key=["name", "n"])
         data = {"name": [f"{n % 97:02}" for n in range(5000)], "n": pa.array(range(5000), pa.int32()), "v": range(5000)}
         table.upsert(pa.table({"name": data["name"], "n": data["n"], "v": pa.array(data["v"])}))
-        ranges = table.shares(0).split_keys([KeyRange()], 4)
+        ranges = table.parts.of_bucket(0).split_keys([KeyRange()], 4)
         assert len(ranges) == 4
         end = table.offsets()[0][1]
-        parts = [pa.Table.from_batches(table.shares(0).rows(keys, as_of=end), SCHEMA) for keys in ranges]
+        parts = [pa.Table.from_batches(table.parts.of_bucket(0).rows(keys, as_of=end), SCHEMA) for keys in ranges]
         assert pa.concat_tables(parts).equals(table.scan().read_all())
         assert min(part.num_rows for part in parts) > 500
 
@@ -267,15 +267,15 @@ class TestSplits:
         then, expected = table.offsets()[0][1], table.scan().read_all()
         table.upsert([{"name": str(n), "n": 0, "v": 1} for n in range(3000)])
         table.delete([(str(n), 0) for n in range(0, 3000, 5)])
-        ranges = table.shares(0).split_keys([KeyRange()], 3)
+        ranges = table.parts.of_bucket(0).split_keys([KeyRange()], 3)
         assert len(ranges) == 3
-        parts = [pa.Table.from_batches(table.shares(0).rows(keys, as_of=then), SCHEMA) for keys in ranges]
+        parts = [pa.Table.from_batches(table.parts.of_bucket(0).rows(keys, as_of=then), SCHEMA) for keys in ranges]
         assert pa.concat_tables(parts).equals(expected)
 
     def test_the_size_of_ranges(self, store: kvstore.Store) -> None:
         table = store.create_table("u", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
         table.upsert(pa.table({"k": range(100_000)}))
-        shares = table.shares(0)
+        shares = table.parts.of_bucket(0)
         whole = shares.row_bytes([KeyRange()])
         halves = shares.split_keys([KeyRange()], 2)
         assert [round(shares.row_bytes(half) / whole, 2) for half in halves] == [0.5, 0.5]

@@ -488,8 +488,8 @@ def test_what_does_not_read_is_refused(opened: Opened) -> None:
         lambda: table.bucket(0),
         lambda: table.snapshot(),
         lambda: table.undo(0),
-        lambda: table.hold("c", {0: 0}),
-        lambda: table.lease("c", {0: 0}),
+        lambda: table.parts.hold("c", {0: 0}),
+        lambda: table.parts.lease("c", {0: 0}),
         lambda: table.writers,
         lambda: table.to_spark(None),
     ):

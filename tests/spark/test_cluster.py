@@ -173,7 +173,7 @@ def written_meanwhile(source: kvstore.Table, pause: float = 0.05) -> Iterator[No
 def assert_replicated_once(source: kvstore.Table, target: kvstore.Table, checkpoint: Path) -> None:
     """Bring what is left, and see that every change came once."""
     source.flush()
-    with driver("replicate", "local[2]", source.store_path, checkpoint, "once") as process:
+    with driver("replicate", "local[2]", source.parts.store_path, checkpoint, "once") as process:
         lines_until(process, "done")
     assert sorted(map(repr, rows_of(target))) == sorted(map(repr, rows_of(source)))
     times = Counter(row["v"] for row in python_changes(target) if row["_change_type"] in ("insert", "update_postimage"))

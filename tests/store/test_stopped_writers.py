@@ -89,7 +89,7 @@ def test_an_edit_that_waits_for_a_stopped_process_names_it(
             "table": lambda: store.create_table("w", SCHEMA, "k"),
             "columns": lambda: store.add_columns("t", pa.field("w", pa.int64())),
             "drop": lambda: store.drop_table("u"),
-            "consumer": lambda: store.table("t").hold("c", {0: 0, 1: 0}),
+            "consumer": lambda: store.table("t").parts.hold("c", {0: 0, 1: 0}),
         }
         for name, edit in edits.items():
             with pytest.raises(StoreLocked, match=f"holder_pid={editor.pid}") as refused:

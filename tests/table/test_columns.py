@@ -307,11 +307,11 @@ class TestAtWork:
             table.bucket(0).apply(with_dropped, columns=["k", "a", "c"], schema_id=schema_id)
             assert table[6] == {"key": 6, "b": 10, "a": 4}
         with pytest.raises(SchemaMismatch, match="renamed or dropped") as refused:
-            table.apply_parts({BucketId(0): changes}, "w", schema_id=schema_id)
+            table.parts.apply({BucketId(0): changes}, "w", schema_id=schema_id)
         assert refused.value.where["renamed"] == {"k": "key", "a": "b", "b": "a"}
         assert refused.value.where["dropped"] == ["c"]
         with pytest.raises(SchemaMismatch, match="no such column"):
-            table.apply_parts({BucketId(0): changes}, "w")
+            table.parts.apply({BucketId(0): changes}, "w")
 
     def test_a_process_that_has_the_table_open(self, store: kvstore.Store, table: kvstore.Table) -> None:
         store.flush()

@@ -52,7 +52,7 @@ def files_of(rows: pa.Table) -> Tree:
     return {path: (mode, blob) for path, mode, blob in zip(*columns, strict=True)}
 
 
-def _fold(table: kvstore.Table, end: int) -> Tree:
+def _fold(table: kvstore.ReadTable, end: int) -> Tree:
     files: Tree = {}
     for batch in table.changelog(end=end, columns=["_change_type", "path", "mode", "blob"]):
         for change in batch.to_pylist():

@@ -141,14 +141,14 @@ def _write(
     return done
 
 
-def _rows(table: kvstore.Table) -> int | None:
+def _rows(table: kvstore.ReadTable) -> int | None:
     try:
         return table.count()
     except UnsupportedOperation:
         return None
 
 
-def _changes(table: kvstore.Table, start: Start, end: End) -> int | None:
+def _changes(table: kvstore.ReadTable, start: Start, end: End) -> int | None:
     """Number of changes in a range; None with the current rows before them."""
     if start == "full":
         return None

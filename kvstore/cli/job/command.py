@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest
@@ -48,7 +48,7 @@ def create(
     It does nothing by itself; run it with `kvstore job run`.
     """
     given = _given(max_files, max_bytes, max_filter_ratio)
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         _print_job(
             store.create_job(name, source=source, format=format, table=table, offset=offset, **given), as_json=as_json
         )
@@ -56,7 +56,7 @@ def create(
 
 def ls(path: Directory, as_json: AsJson = False) -> None:
     """List the jobs with their offsets and counts."""
-    with opened(path) as store:
+    with opened_store(path) as store:
         found = [facts_of(store.job(name)) for name in store.list_jobs()]
     if as_json:
         print_json(found)
@@ -69,7 +69,7 @@ def ls(path: Directory, as_json: AsJson = False) -> None:
 
 def show(path: Directory, name: JobName, as_json: AsJson = False) -> None:
     """Show a job: its offset, statistics, open task, and last tasks."""
-    with opened(path) as store:
+    with opened_store(path) as store:
         facts = facts_of(store.job(name))
     if as_json:
         print_json(facts)
@@ -92,14 +92,14 @@ def pause(
     as_json: AsJson = False,
 ) -> None:
     """Pause a job, in this or another process: it begins no more tasks."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         (job := store.job(name)).pause(reason)
         _print_job(job, as_json=as_json)
 
 
 def resume(path: Directory, name: JobName, as_json: AsJson = False) -> None:
     """Resume a job that was paused by a user or by a failed task."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         (job := store.job(name)).resume()
         _print_job(job, as_json=as_json)
 
@@ -122,14 +122,14 @@ def alter(
         given["offset"] = offset
     if not given:
         raise InvalidRequest("Nothing to change; give --offset, --from-start, or an option.")
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         (job := store.job(name)).alter(**given)
         _print_job(job, as_json=as_json)
 
 
 def drop(path: Directory, name: JobName, as_json: AsJson = False) -> None:
     """Remove a job; the rows that it loaded stay in the table."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         facts = facts_of(job := store.job(name))
         job.drop()
     if as_json:

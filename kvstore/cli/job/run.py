@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened
+from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.job.command import JobName, task_of
 from kvstore.cli.printing import print_json, print_line
 from kvstore.cli.progress import Bar
@@ -39,7 +39,7 @@ def run(
 
     Exit code 1 if a task failed, or if files came late or changed after they were loaded.
     """
-    with opened(path, write=True) as store, Bar(name, "bytes") as bar:
+    with opened_store(path, write=True) as store, Bar(name, "bytes") as bar:
         job = store.job(name)
 
         def ended(task: EndedTask) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened
+from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened_store
 from kvstore.cli.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import RULE, portions
 from kvstore.cli.load.position import position_of
@@ -86,7 +86,7 @@ def load(
     file with another path, size or time of change is another load.
     """
     done = Loaded()
-    with opened(path, write=True) as store, rows_given(file, format, delimiter) as (source, digest):
+    with opened_store(path, write=True) as store, rows_given(file, format, delimiter) as (source, digest):
         state = source.state()
         identity = _identity(source, state, digest, called, skip, delimiter)
         table = _table(store, name, source, key, append_only=append_only)

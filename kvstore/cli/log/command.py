@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, BucketNumber, Directory, TableName, opened
+from kvstore.cli.arguments import AsJson, BucketNumber, Directory, TableName, opened_store
 from kvstore.cli.log.walk import headers, segments
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_table, rows_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
@@ -24,7 +24,7 @@ _ATTRIBUTES = {APPEND_ONLY: "append_only", NAMED_WRITER: "named_writer"}
 
 def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: AsJson = False) -> None:
     """List the segments of a table's log, or of the logs of its buckets."""
-    with opened(path) as store:
+    with opened_store(path) as store:
         table = store.table(name)
         found = []
         for each in range(table.buckets) if bucket is None else [bucket]:
@@ -72,7 +72,7 @@ def show(
         if start is not None:
             raise InvalidRequest("Give an offset, or --from; not both.")
         start, limit = offset, 1
-    with opened(path) as store:
+    with opened_store(path) as store:
         table = store.table(name)
         if bucket is None and table.buckets > 1:
             raise InvalidRequest("Each bucket has its own log; choose a bucket with --bucket.", buckets=table.buckets)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
+from kvstore.cli.arguments import AsJson, Directory, opened_store, store_id_of
 from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock, time_text
 from kvstore.disk.files import Files, refusal
@@ -32,7 +32,7 @@ def status(path: Directory, as_json: AsJson = False) -> None:
 
     Exit code 1 if there are warnings.
     """
-    with opened(path) as store:
+    with opened_store(path) as store:
         found, replicas = store.health(), store.replicas
     images = [{**asdict(each), "created": time_text(each.created_ms)} for each in found.images]
     for each in images:
@@ -68,7 +68,7 @@ def _held_row(held: HeldIndex) -> list[object]:
 
 def checkpoint(path: Directory, as_json: AsJson = False) -> None:
     """Write an image of the catalog now, and remove old segments of the journal."""
-    with opened(path, write=True) as store:
+    with opened_store(path, write=True) as store:
         done = asdict(store.checkpoint())
     done["seconds"] = round(done["seconds"], 3)
     if as_json:

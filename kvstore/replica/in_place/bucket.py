@@ -92,7 +92,12 @@ class ReplicaBucket:
                 self.identity.table_id, self.identity.bucket_id, applied_offset=Offset(end), last_timestamp=last_ms
             )
 
-    state = shown = committed
+    shown = committed
+
+    def offsets(self) -> tuple[Offset, Offset]:
+        """The first offset that the replica has, and the offset after its last."""
+        start, end = self._followed.table().bounds()[self.identity.bucket_id]
+        return Offset(start), Offset(end)
 
     def row_count(self) -> int:
         """Number of rows; of a log table, number of appended records. They are counted, which takes reading them."""

@@ -187,7 +187,7 @@ class FollowedTable:
         """Definition of the table; raises what :meth:`table` raises."""
         return self.table().definition
 
-    def catalog(self) -> CatalogState:
+    def state(self) -> CatalogState:
         """The catalog of the replica, as of a second ago."""
         with self._mutex:
             return self._catalog()

@@ -48,7 +48,8 @@ def load(request: Message) -> Message:
             answer["pinned"] = encode_read(read)
             answer["rows"] = sum(each.end - each.start for each in read.ranges)  # an offset has one row or none
             answer["bytes"] = sum(
-                table.shares(each.bucket).change_bytes(Offset(each.start), Offset(each.end)) for each in read.ranges
+                table.parts.of_bucket(each.bucket).change_bytes(Offset(each.start), Offset(each.end))
+                for each in read.ranges
             )
     offsets = json.dumps({str(bucket): offset for bucket, offset in begins.items()})
     answer["options"] = {"path": path, "table": f"{name}$changelog", "startingOffsets": offsets}

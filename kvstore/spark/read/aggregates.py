@@ -32,7 +32,7 @@ def aggregates_of(
     """Values of aggregates of a pinned read without filters; None if rows must be read for one of them."""
     if kind in (Kind.BINLOG, Kind.NET) or any(each.inserted_at is not None for each in ranges):
         return None
-    shares = [(table.shares(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
+    shares = [(table.parts.of_bucket(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
     return _of_changes(shares, wanted) if kind is Kind.CHANGELOG else _of_rows(table, shares, wanted)
 
 

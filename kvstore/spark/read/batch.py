@@ -51,7 +51,7 @@ class Pinned:
         if self.place.kind is Kind.ROWS and table.options.changelog_image == "wal" and not until_commit:
             return  # a WAL image has no earlier rows
         # Rows as of an offset are the current rows with the changes since then undone.
-        table.lease(self.lease, {each.bucket: each.start for each in self.ranges})
+        table.parts.lease(self.lease, {each.bucket: each.start for each in self.ranges})
 
 
 def pinned(place: TablePlace, table: Table, options: Options, *, keep_log: bool = True) -> Pinned:
@@ -161,7 +161,7 @@ class KvStoreReader(FilteredReader):
     @contextmanager
     def _buckets(self) -> Iterator[tuple[pa.Schema, BucketOf]]:
         with self._pinned.place.open() as table:
-            yield _stored(table, self._kind), table.bucket_of
+            yield _stored(table, self._kind), table.parts.bucket_of
 
     def partitions(self) -> list[InputPartition]:
         """Partitions, one for each core, or fewer if there is little to read."""

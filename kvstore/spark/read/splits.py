@@ -154,7 +154,7 @@ def read(
 
 
 def _parts(table: Table, kind: Kind, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
-    splits, start, end = table.shares(given.bucket), Offset(given.start), Offset(given.end)
+    splits, start, end = table.parts.of_bucket(given.bucket), Offset(given.start), Offset(given.end)
     rows = ReadPiece(given.bucket, given.start, given.end, ())
     if kind is not Kind.ROWS:
         rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
@@ -178,7 +178,7 @@ def _parts(table: Table, kind: Kind, given: ReadRange, filter: pc.Expression | N
 def _batches(
     table: Table, kind: Kind, piece: ReadPiece, target: pa.Schema, names: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    splits, bucket = table.shares(piece.bucket), piece.bucket
+    splits, bucket = table.parts.of_bucket(piece.bucket), piece.bucket
     if kind is Kind.ROWS:
         assert piece.keys is not None
         return splits.rows(piece.keys, names, as_of=piece.end)

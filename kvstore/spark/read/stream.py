@@ -293,7 +293,7 @@ class KvStoreStreamReader(StreamReader):
         """
         place = self._decoded(end)
         if self._options.consumer is not None and place is not None:
-            self._table().hold(self._options.consumer, place.by_bucket)
+            self._table().parts.hold(self._options.consumer, place.by_bucket)
 
     def stop(self) -> None:
         """Close the store; Spark rarely calls this before the process ends."""
@@ -322,10 +322,10 @@ class KvStoreStreamReader(StreamReader):
         return offsets, {each.bucket: each.inserted_at or 0 for each in ranges} if start == "full" else None
 
     def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
-        return self._table().shares(bucket).commit_end(start, end, records)
+        return self._table().parts.of_bucket(bucket).commit_end(start, end, records)
 
     def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
-        return self._table().shares(bucket).key_after(keys, rows, as_of=as_of)
+        return self._table().parts.of_bucket(bucket).key_after(keys, rows, as_of=as_of)
 
     def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
         return tasks_of(self._place, self._table(), ranges, cores=self.cores)
@@ -343,7 +343,7 @@ class KvStoreStreamReader(StreamReader):
         known = self._table().consumers.get(name)
         if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
             # partitions() reports expired changes.
-            self._table().hold(name, before)
+            self._table().parts.hold(name, before)
         self._is_registered = True
 
 

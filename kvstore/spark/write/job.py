@@ -55,7 +55,7 @@ class WriteJob:
         if self.statement is not None:
             batch = self.statement.completed(table, batch, self.place.schema_id)
         changes, order = changes_of(batch)
-        return table.fitting(changes, schema_id=self.place.schema_id), order
+        return table.parts.fitting(changes, schema_id=self.place.schema_id), order
 
     def stage(self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int, query: str | None) -> Staged:
         """Stage the rows of one task, given its partition and attempt.
@@ -75,7 +75,7 @@ class WriteJob:
         ):
             for batch in of_size(batches, TASK_ROWS):
                 changes, order = self.fitting(table, batch)
-                for bucket, places in table.row_indices_by_bucket(changes.rows, partition % table.buckets):
+                for bucket, places in table.parts.row_indices_by_bucket(changes.rows, partition % table.buckets):
                     if places is None:
                         file.add(bucket, changes, order)
                     else:
@@ -106,7 +106,7 @@ class WriteJob:
             if self.statement is not None and parts:
                 parts, confirm = self.statement.decided(table, parts, self.place.schema_id)
             if parts or self.statement is None:
-                table.apply_parts(
+                table.parts.apply(
                     parts,
                     writer,
                     epoch,

@@ -45,7 +45,7 @@ class _Sink:
         # Columns that do not fit are refused before any task runs.
         self.job.fitting(table, empty(arrow_schema(schema)))
         if replaces:
-            table.check_replaceable()
+            table.parts.check_replaceable()
             if CHANGE_TYPE in schema.names:
                 raise InvalidRequest("Changes are written in mode (or output mode) `append`.", column=CHANGE_TYPE)
 

@@ -1,0 +1,77 @@
+"""The reads of a store, wherever it is: a directory of this machine, a replica, or a place of shared tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+
+from kvstore.store.check import CheckReport
+from kvstore.table import sql
+from kvstore.table.read_table import ReadTable
+
+
+class ReadStore(ABC):
+    """An open store that is read; a context manager. :class:`kvstore.Store` adds everything that writes."""
+
+    @abstractmethod
+    def list_tables(self) -> list[str]:
+        """Names of all tables, sorted."""
+
+    @abstractmethod
+    def table(self, name: str) -> ReadTable:
+        """A table of the store.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+        """
+
+    @abstractmethod
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
+        """Verify everything.
+
+        Args:
+            progress: Called with how much was verified, and of how much.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store; a second call does nothing."""
+
+    def __getitem__(self, name: str) -> ReadTable:
+        return self.table(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.list_tables()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.list_tables())
+
+    def sql(self, query: str) -> pa.RecordBatchReader:
+        """Run a query over the tables, by DuckDB in this process, such as ``SELECT count(*) FROM files WHERE n > 3``.
+
+        Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
+        has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
+        this store: no files, no network, no variables. Each table is read as it is when its scan begins.
+
+        Returns:
+            Batches of the result, computed while they are read.
+
+        Raises:
+            UnsupportedOperation: DuckDB is not installed (the extra ``sql``).
+            InvalidRequest: The query can't be run, or writes; the message has the reason. The reader may raise it, too.
+            NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
+            CorruptData: A table is damaged. The reader may raise it, too.
+        """
+        return sql.run(query, self.list_tables(), self.table)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

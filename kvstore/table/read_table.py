@@ -1,0 +1,546 @@
+"""The reads of a table, wherever it is: in a store of this machine, in a replica, or in a place of shared tables.
+
+* A call calls the columns by the names that they have when it begins, to its end, also if they are renamed meanwhile.
+* A scan shows each bucket as it is at the call; what is written later is not in it, and writing goes on meanwhile.
+* Once the table is dropped or the store closed, every call, and the next batch of every reader, says so.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.errors import OffsetOutOfRange, StoreError
+from kvstore.history.versions import history_of
+from kvstore.meta.state import TableDefinition
+from kvstore.process.meter import GETS_TIMED
+from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
+from kvstore.read.changelog import End, Start, changelog_schema
+from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader
+from kvstore.read.follow import polled, range_between
+from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
+from kvstore.read.lookup import prefix_row, rows_of_keys, rows_of_prefix
+from kvstore.read.scan import offset_as_of, rows_where, scan_schema
+from kvstore.read.time_travel import check_undoable
+from kvstore.request.partition import buckets_of_rows, place_in
+from kvstore.request.row_layout import layout_of
+from kvstore.table.access import Access, Opened
+from kvstore.table.reading import Reading, names_of
+from logformat.catalog.edits import TableOptions
+from logformat.ids import BucketId, Offset
+from logformat.rows import intake
+from logformat.rows.intake import Keys
+
+if TYPE_CHECKING:
+    from kvstore.table.dataset import Read, TableDataset
+
+SHOWN_ROWS = 10
+"""Number of rows that a notebook shows of a table."""
+
+
+class ReadTable:
+    """A table that is read: its definition, rows and changes. :class:`kvstore.Table` adds writing.
+
+    Made by :meth:`kvstore.StoreInReplica.table`; any thread may use it.
+
+    Args:
+        opened: What the process has open of the table.
+        access: Whether the store is open.
+    """
+
+    def __init__(self, opened: Opened, access: Access) -> None:
+        self._reading = Reading(opened, access)
+
+    @property
+    def name(self) -> str:
+        """Name of the table."""
+        return self._reading.current().name
+
+    @property
+    def identity(self) -> tuple[UUID, int]:
+        """Ids of the store and of the table: unlike a name, an id is never used again."""
+        identity = self._reading.handles[0].identity
+        return identity.store_id, identity.table_id
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns, typed as they are stored."""
+        return self._reading.current().schema
+
+    @property
+    def schema_id(self) -> int:
+        """Id of the current schema; it grows with each change of the columns."""
+        return self._reading.current().schema_id
+
+    @property
+    def primary_key(self) -> tuple[str, ...] | None:
+        """Names of the key's columns in key order; None for a log table."""
+        return self._reading.current().primary_key
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets; they are numbered from 0."""
+        return self._reading.current().buckets
+
+    @property
+    def bucket_key(self) -> tuple[str, ...] | None:
+        """Names of the columns that decide the bucket of a row; None for a log table whose rows may go to any."""
+        return self._reading.current().bucket_key
+
+    @property
+    def options(self) -> TableOptions:
+        """Options of the table, as they were given to :meth:`kvstore.Store.create_table`, or changed since."""
+        return self._reading.current().options
+
+    # Rows
+
+    def get(self, key: Keys) -> dict[str, Any] | None:
+        """The row of a key, or None.
+
+        Args:
+            key: A scalar, a tuple in key order, or a dict.
+
+        Raises:
+            SchemaMismatch: The key does not fit.
+            CorruptData: The row is damaged.
+        """
+        reading = self._reading
+        if next(reading.gets) % GETS_TIMED:
+            reading.access.check_open()
+            return reading.single.get(key, reading.catalog.definition(), reading.keyed, reading.latest)
+        began = reading.meter.get.now()
+        row = reading.single.get(key, reading.keyed(), reading.keyed, reading.latest)
+        reading.meter.get.since(began)
+        return row
+
+    def __getitem__(self, key: Keys) -> dict[str, Any]:
+        row = self.get(key)
+        if row is None:
+            raise KeyError(key)
+        return row
+
+    def __contains__(self, key: Keys) -> bool:
+        return self.get(key) is not None
+
+    def lookup(self, keys: Keys) -> pa.Table:
+        """The rows of keys, one for each key, in order.
+
+        Args:
+            keys: A list of keys (scalars, tuples or dicts), or Arrow data: the key's columns, or the one it has.
+
+        Returns:
+            All columns, and ``_found``. Where ``_found`` is false, the row holds the key and nulls.
+
+        Raises:
+            SchemaMismatch: A key does not fit.
+            CorruptData: A row is damaged.
+        """
+        definition = self._reading.keyed()
+        key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
+        reading = self._reading
+        with reading.one_moment():
+            return rows_of_keys(reading.handles, lambda: reading.latest().named_as(definition), key_rows)
+
+    def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
+        """The rows whose keys begin with given values, in key order; with several buckets, one bucket after the other.
+
+        Only one bucket is read if the prefix has all columns of the bucket key.
+
+        Args:
+            prefix: Values of the first columns of the key: a dict, or a tuple in key order.
+
+        Raises:
+            SchemaMismatch: The columns are not the first ones of the key, or a value does not fit.
+            CorruptData: A row is damaged.
+        """
+        definition = self._reading.keyed()
+        values = prefix_row(prefix, layout_of(definition).key_schema)
+        reading = self._reading
+        with reading.one_moment():
+            return rows_of_prefix(reading.handles, lambda: reading.latest().named_as(definition), values)
+
+    def buckets_of(self, keys: Keys) -> list[int]:
+        """The bucket of each key.
+
+        Args:
+            keys: See :meth:`lookup`.
+
+        Raises:
+            SchemaMismatch: A key does not fit.
+        """
+        definition = self._reading.keyed()
+        found: list[int] = buckets_of_rows(definition, intake.key_rows(keys, layout_of(definition).key_schema)).tolist()
+        return found
+
+    def scan(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> pa.RecordBatchReader:
+        """Read all rows in key order, as they are at the moment of the call.
+
+        Args:
+            columns: Columns to return, in this order; all if None.
+            filter: Only rows for which it is true, such as ``pc.field("n") > 1``; it may use any column.
+            limit: Largest number of rows.
+            as_of: Read the rows as they were after all changes before this offset, or before the first commit at or
+                after this time; this needs the log since then.
+
+        Raises:
+            InvalidRequest: An argument is not possible; a filter that fails for a row is raised by the reader.
+            SchemaMismatch: There is no such column.
+            OffsetOutOfRange: The log does not reach back to ``as_of``, or has not reached it yet.
+            CorruptData: A row or a change is damaged; the reader may raise it.
+        """
+        return self._reading.rows(self._reading.keyed(), columns, filter, limit, as_of)
+
+    def count(self) -> int:
+        """Number of rows; for a log table, number of appended records.
+
+        Raises:
+            UnsupportedOperation: The table's changelog is a WAL image.
+        """
+        self._reading.current()
+        with self._reading.one_moment():
+            return sum(handle.row_count() for handle in self._reading.handles)
+
+    # Changes
+
+    def offsets(self) -> dict[int, tuple[int, int]]:
+        """For each bucket, the first offset that the log holds and the offset after its last."""
+        self._reading.current()
+        with self._reading.one_moment():
+            return {bucket: handle.offsets() for bucket, handle in enumerate(self._reading.handles)}
+
+    def changelog(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> ChangelogReader:
+        """Read changes in commit order; several buckets one after the other, or, with ``follow``, as changes arrive.
+
+        Args:
+            start: ``full`` (the current rows as inserts, then the changes after them), ``earliest``, ``latest``, an
+                offset, an offset for each bucket, or a time: the first commit at or after it.
+            end: Exclusive: ``latest``, an offset, one for each bucket, or a time: the first commit at or after it.
+            bucket: Read only this bucket.
+            columns: Columns to return, in this order; all if None.
+            follow: Wait for new changes, of this process or another, until ``end`` is reached. An offset or a time
+                may be in the future; ``latest`` is never reached. A change is returned once other processes see it;
+                the writing process does not commit earlier for it, but :meth:`flush` does.
+
+        Returns:
+            An iterator of record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version``
+            and the row, none of them empty; it is also one stream of Arrow data, and reads all of them at once. While
+            it waits, it raises StoreClosed or NoSuchTable once the store is closed or the table dropped.
+
+        Raises:
+            InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
+            OffsetOutOfRange: The log does not hold ``start``, or has not reached ``end``.
+            SchemaMismatch: There is no such column.
+            CorruptBatch: The log is damaged; the iterator raises it.
+        """
+        return self._reading.changelog(self._reading.current(), start, end, bucket, columns, follow)
+
+    def follow(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> AsyncChanges:
+        """Read changes as they arrive, for asyncio: ``async for batch in t.follow(): …``.
+
+        Nothing runs between two batches. Leaving the loop or cancelling it ends what this began.
+
+        Args:
+            start, end, bucket, columns: See :meth:`changelog`, of which this is the form with ``follow``, also for
+                errors.
+        """
+        definition = self._reading.current()
+        names = changelog_schema(definition, names_of(columns)).names
+        readers = self._reading.readers(definition, names, start, end, bucket, follow=True)
+        return AsyncChanges(self._reading.while_current(polled(readers)))
+
+    def binlog(
+        self,
+        start: Start = "earliest",
+        end: End = "latest",
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> ChangelogReader:
+        """Read changes in commit order, one row for each: an update has the row before and the row after.
+
+        Args:
+            start, end, bucket, follow: See :meth:`changelog`. An update belongs to the range of offsets that has its
+                second half.
+            columns: Columns of the rows before and after, in this order; all if None.
+
+        Returns:
+            As :meth:`changelog`, batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version``
+            and two structs, ``before`` (null for an insert) and ``after`` (null for a delete). An update has the
+            offset and the type of its second half, ``update_postimage``. In a log table every row is an ``append``.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange, SchemaMismatch, CorruptBatch: See :meth:`changelog`.
+            UnsupportedOperation: The table's changelog is a WAL image.
+        """
+        definition = self._reading.current()
+        check_undoable(definition)
+        schema = binlog_schema(definition, names_of(columns))
+        names = changelog_columns(schema)
+        changes = self._reading.changes(definition, names, start, end, bucket, follow, whole_updates=True)
+        return ChangelogReader(schema, binlog_of(changes, schema))
+
+    def history(self, key: Keys, start: Start = "earliest") -> pa.Table:
+        """Every version of a row that the log holds, in order, and who wrote it.
+
+        Only the log of the key's bucket is read, all of it after ``start``.
+
+        Args:
+            key: A scalar, a tuple in key order, or a dict. It need not have a row now.
+            start: See :meth:`changelog`; ``full`` is refused.
+
+        Returns:
+            The columns of :meth:`binlog`, and for each change: ``writer`` (the name, or the id of a writer without
+            one), ``writer_id``, ``epoch`` (its number if the writer sends epochs, else the writer's incarnation),
+            ``sequence``, ``run`` (such as a query of Spark), and the ingestion ``job``, its ``task`` and ``file`` (for
+            the latest tasks). A batch without a writer has nulls there. The schema's metadata has ``log_start``, the
+            first offset that the log holds: versions before it are gone.
+
+        Raises:
+            SchemaMismatch: The key does not fit.
+            InvalidRequest: ``start`` is not possible.
+            OffsetOutOfRange: The log does not hold ``start``.
+            UnsupportedOperation: It is a log table, or the changelog is a WAL image.
+            CorruptBatch: The log is damaged.
+        """
+        with self._reading.one_moment(start):
+            return history_of(self._reading.past(), key, start)
+
+    # For readers that divide the work, or have a schema of their own
+
+    def changelog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Schema of the changelog with these columns; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+        """
+        return changelog_schema(self._reading.current(), names_of(columns))
+
+    def scan_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Schema of a scan with these columns; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+        """
+        return scan_schema(self._reading.keyed(), names_of(columns))
+
+    def binlog_schema(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Schema of the binlog.
+
+        Args:
+            columns: Columns of the rows before and after; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+            UnsupportedOperation: The table's changelog is a WAL image.
+        """
+        check_undoable(self._reading.current())
+        return binlog_schema(self._reading.current(), names_of(columns))
+
+    def offset_ranges(self, start: Start = "earliest", end: End = "latest") -> dict[BucketId, tuple[Offset, Offset]]:
+        """For each bucket, the offsets from which (inclusive) and to which (exclusive) :meth:`changelog` would read.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: See :meth:`changelog`.
+        """
+        self._reading.current()
+        ranges, buckets = {}, self._reading.buckets
+        with self._reading.one_moment(start, end):
+            for bucket, handle in zip(buckets, self._reading.handles, strict=True):
+                now = handle.shown().applied_offset
+                first, last = place_in("start", start, bucket, buckets), place_in("end", end, bucket, buckets)
+                ranges[bucket] = range_between(first, last, handle.log, now)
+        return ranges
+
+    def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[BucketId, Offset]:
+        """For each bucket, the offset that :meth:`scan` would read as of.
+
+        Raises:
+            InvalidRequest, OffsetOutOfRange: See :meth:`scan`.
+            UnsupportedOperation: The table's changelog is a WAL image, or the table has no key.
+        """
+        check_undoable(self._reading.keyed())
+        found, buckets = {}, self._reading.buckets
+        with self._reading.one_moment(as_of):
+            for bucket, handle in zip(buckets, self._reading.handles, strict=True):
+                now = handle.shown().applied_offset
+                offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), handle.log, now)
+                if not handle.log.start() <= offset <= now:
+                    raise OffsetOutOfRange(
+                        "Rows can be read as of offsets that the log holds.",
+                        as_of=offset,
+                        log_start=handle.log.start(),
+                        log_end=now,
+                    )
+                found[bucket] = offset
+        return found
+
+    def committed(self) -> dict[BucketId, tuple[Offset, int]]:
+        """For each bucket, the offset after the last change that every process sees, and its commit timestamp (ms).
+
+        Cheap enough for frequent calls.
+        """
+        self._reading.current()
+        with self._reading.one_moment():
+            states = [handle.committed() for handle in self._reading.handles]
+        return {BucketId(bucket): (state.applied_offset, state.last_timestamp) for bucket, state in enumerate(states)}
+
+    # For Python and its libraries
+
+    def to_arrow(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> pa.Table:
+        """All rows in key order, in memory; :meth:`scan` reads them batch by batch.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+            UnsupportedOperation: It is a log table.
+        """
+        return self.scan(columns, filter, limit, as_of).read_all()
+
+    def to_pandas(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows in key order as a ``pandas.DataFrame``.
+
+        A column of integers with nulls gets a nullable type of pandas, such as ``Int64``, so that each value is exact.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            UnsupportedOperation: pandas is not installed, or it is a log table.
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+        """
+        return pandas_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def to_polars(
+        self,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> Any:
+        """All rows in key order as a ``polars.DataFrame``.
+
+        Args:
+            columns, filter, limit, as_of: See :meth:`scan`.
+
+        Raises:
+            UnsupportedOperation: Polars is not installed, or it is a log table.
+            InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
+        """
+        return polars_frame(self.to_arrow(columns, filter, limit, as_of))
+
+    def dataset(self) -> TableDataset:
+        """The rows as a ``pyarrow.dataset.Dataset``, which DuckDB, Polars and pyarrow scan lazily.
+
+        Each scan reads the columns and rows that it needs, as they are when it begins; there may be any number of
+        them. The rows of a log table are in the order in which they were appended.
+        """
+        definition = self._reading.current()
+        if definition.primary_key is None:
+            return self._changes_dataset(definition, definition.schema, "earliest", "latest")
+        return _dataset(definition.schema, partial(self._reading.rows, definition))
+
+    def changes_dataset(self, start: Start = "earliest", end: End = "latest") -> TableDataset:
+        """The changes from ``start`` to ``end`` as a dataset; see :meth:`changelog` and :meth:`dataset`."""
+        definition = self._reading.current()
+        return self._changes_dataset(definition, changelog_schema(definition), start, end)
+
+    def _changes_dataset(self, definition: TableDefinition, schema: pa.Schema, start: Start, end: End) -> TableDataset:
+        def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
+            # A filter may be about any column.
+            names = schema.names if filter is not None else columns
+            changes = self._reading.changelog(definition, start, end, columns=names)
+            rows: Iterator[pa.RecordBatch] = changes if filter is None else rows_where(changes, filter)
+            wanted = changes.schema if columns is None else pa.schema([changes.schema.field(name) for name in columns])
+            return pa.RecordBatchReader.from_batches(wanted, (batch.select(wanted.names) for batch in rows))
+
+        return _dataset(schema, read)
+
+    def __len__(self) -> int:
+        definition = self._reading.current()
+        if (
+            definition.options.changelog_image == "wal" and definition.primary_key is not None
+        ):  # its rows are not counted
+            return sum(batch.num_rows for batch in self._reading.rows(definition, definition.primary_key))
+        return self.count()
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row for batch in self.scan() for row in batch.to_pylist())
+
+    def __repr__(self) -> str:
+        name = self._reading.catalog.name
+        try:
+            name = self.name
+            key, rows = self.primary_key, None if self.options.changelog_image == "wal" else self.count()
+        except StoreError as error:
+            return f"<kvstore.Table {name}: {error.message}>"
+        about = "append-only" if key is None else f"key {', '.join(key)}"
+        return f"<kvstore.Table {name}: {about}{'' if rows is None else f', {rows:,} rows'}>"
+
+    def _repr_html_(self) -> str | None:
+        """The first rows as an HTML table, for notebooks; None if the table can't be read."""
+        try:
+            if self.primary_key is None:
+                changes = self.changelog(columns=self.schema.names)
+                rows = pa.Table.from_batches(islice(changes, 1), changes.schema)
+            else:
+                rows = self.to_arrow(limit=SHOWN_ROWS)
+            return html_of(repr(self)[1:-1], rows.slice(0, SHOWN_ROWS))
+        except StoreError:
+            return None
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The rows as an Arrow stream, as of the call: ``pa.table(t)``, ``polars.DataFrame(t)`` and others ask for it.
+
+        Args:
+            requested_schema: See :func:`kvstore.read.frames.stream_of`, also for errors.
+        """
+        return stream_of(self.scan(), requested_schema)
+
+
+def _dataset(schema: pa.Schema, read: Read) -> TableDataset:
+    from kvstore.table.dataset import TableDataset  # it imports pandas where there is one, which takes long
+
+    return TableDataset(schema, read)
