@@ -80,16 +80,16 @@ def opened_store(path: Path, *, write: bool = False) -> kvstore.Store:
     if write and not isinstance(place, Path):
         return kvstore.open(place)  # which refuses it
     reading = kvstore.open(place, read_only=True)
+    if write:
+        with reading:
+            return kvstore.open(place)
     if isinstance(reading, kvstore.StoreInReplica):
         reading.close()
         raise UnsupportedOperation(
-            "This command is for the directory of a store; a replica or a place of shared tables has rows and changes.",
+            "This command takes the directory of a store; a replica or a place of shared tables has rows and changes.",
             url=reading.url,
         )
-    if not write:
-        return reading
-    with reading:
-        return kvstore.open(place)
+    return reading
 
 
 def location_of(path: Path) -> Path | str:

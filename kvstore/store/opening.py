@@ -121,9 +121,8 @@ def _replica_of(path: object) -> str | None:
 class StoreInReplica(ReadStore):
     """A replica that is opened in its place, to be read; a context manager that any thread may use.
 
-    Made by :func:`kvstore.open`. It has the reading methods of a store: :meth:`list_tables`, :meth:`table`,
-    :meth:`sql` and :meth:`check`; a table has ``get``, ``lookup``, ``scan``, ``changelog``, ``follow``, ``history``,
-    ``offsets``, ``count`` and what is built on these. Everything else raises UnsupportedOperation.
+    Made by :func:`kvstore.open`. It has the reading methods of a store, and its tables are
+    :class:`kvstore.ReadTable`. What a :class:`kvstore.Store` has besides raises UnsupportedOperation.
 
     * A call sees what the replica had at most a second before. A table ends where no commit over several buckets is in
       some of them only.

@@ -48,7 +48,8 @@ SHOWN_ROWS = 10
 class ReadTable:
     """A table that is read: its definition, rows and changes. :class:`kvstore.Table` adds writing.
 
-    Made by :meth:`kvstore.StoreInReplica.table`; any thread may use it.
+    Made by :meth:`kvstore.StoreInReplica.table`; any thread may use it. In a replica or a shared table, ``as_of``,
+    ``start`` or ``end`` after its end is ReplicaBehind.
 
     Args:
         opened: What the process has open of the table.

@@ -86,7 +86,7 @@ def test_status_warns_of_an_old_image_and_says_why(path: Path) -> None:
     with kvstore.open(path) as store:
         store.new_writer_id()
     opened = functools.partial(kvstore.open, edits_per_journal=1)
-    with mock.patch.object(meta, "opened", lambda path: opened(path, read_only=True)):
+    with mock.patch.object(meta, "opened_store", lambda path: opened(path, read_only=True)):
         fine("meta", "status", path)
         with mock.patch.object(health, "obstacle", return_value=StoreError("too little memory", needed_bytes=5)):
             done = run("meta", "status", path)

@@ -20,6 +20,7 @@ from kvstore.errors import (
     UnsupportedOperation,
     UnsupportedVersion,
 )
+from kvstore.table.parts import TableParts
 from tests.conftest import OpenStore
 from tests.history.histories import History, any_undo, keys_of, table_of
 
@@ -137,13 +138,13 @@ def test_a_write_between_check_and_commit_is_a_conflict(
     table = store.create_table("t", SCHEMA, "k", buckets=buckets)
     table.upsert([{"k": key, "v": 1} for key in "abc"])
     patch = of(table, *(("upsert", {"k": key, "v": 2}) for key in "abc"))
-    real = kvstore.Table.apply_parts
+    real = TableParts.apply
 
-    def late(self: kvstore.Table, *arguments: Any, **named: Any) -> kvstore.WriteResult:
-        self.upsert([{"k": "b", "v": 7}, {"k": "z", "v": 7}])
+    def late(self: TableParts, *arguments: Any, **named: Any) -> kvstore.WriteResult:
+        table.upsert([{"k": "b", "v": 7}, {"k": "z", "v": 7}])
         return real(self, *arguments, **named)
 
-    monkeypatch.setattr(kvstore.Table, "apply_parts", late)
+    monkeypatch.setattr(TableParts, "apply", late)
     with pytest.raises(Conflict) as raised:
         patch.apply(table)
     assert raised.value.keys == [{"k": "b"}]
@@ -160,14 +161,14 @@ def test_a_patch_that_another_applies_at_the_same_time_is_applied_once(
     table = store.create_table("t", SCHEMA, "k", buckets=3)
     table.upsert([{"k": key, "v": 1} for key in "abc"])
     patch = of(table, *(("upsert", {"k": key, "v": 2}) for key in "abc"))
-    real, others = kvstore.Table.keys_changed, [patch]
+    real, others = TableParts.keys_changed, [patch]
 
-    def late(self: kvstore.Table, *arguments: Any, **named: Any) -> Any:
+    def late(self: TableParts, *arguments: Any, **named: Any) -> Any:
         if others:
             assert not others.pop().apply(table).duplicated
         return real(self, *arguments, **named)
 
-    monkeypatch.setattr(kvstore.Table, "keys_changed", late)
+    monkeypatch.setattr(TableParts, "keys_changed", late)
     assert patch.apply(table).duplicated
     patch.check(table)
     assert [row["v"] for row in table] == [2, 2, 2]

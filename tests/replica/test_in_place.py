@@ -148,7 +148,7 @@ def test_it_is_opened_by_its_url_and_reads_as_its_leader(tmp_path: Path, cache: 
             replica.ship()
         for place in ((tmp_path / "r").as_uri(), tmp_path / "r", str(tmp_path / "r")):
             with kvstore.open(place, read_only=True) as found:
-                assert isinstance(found, kvstore.Store)
+                assert isinstance(found, kvstore.StoreInReplica)
                 assert found.list_tables() == list(found) == ["log", "t"]
                 assert "t" in found
                 assert found["t"].get(7) == ours.get(7)
@@ -488,8 +488,7 @@ def test_what_does_not_read_is_refused(opened: Opened) -> None:
         lambda: table.bucket(0),
         lambda: table.snapshot(),
         lambda: table.undo(0),
-        lambda: table.parts.hold("c", {0: 0}),
-        lambda: table.parts.lease("c", {0: 0}),
+        lambda: table.parts,
         lambda: table.writers,
         lambda: table.to_spark(None),
     ):

@@ -49,7 +49,7 @@ def test_commands_read_a_replica_by_its_directory_or_url(replica: Path, place: C
         assert f"url={replica.as_uri()}" in error
     assert fine("sql", place(replica), "SELECT v FROM t", "--json").lines == [{"v": 2}]
     assert [each["after"] for each in fine("history", place(replica), "t", "1", "--json").lines] == [{"k": 1, "v": 2}]
-    assert "has no `undo`" in run("undo", place(replica), "t", "--start", "earliest").err
+    assert "the directory of a store" in run("undo", place(replica), "t", "--start", "earliest").err
 
 
 def test_a_url_that_a_command_got_as_a_path_has_its_slashes() -> None:

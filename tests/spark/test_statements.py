@@ -32,6 +32,7 @@ from kvstore.spark.source import KvStoreSource
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.statement import Statement as RowsRead
+from kvstore.table.parts import TableParts
 from logformat import paths
 from tests.read.test_follow import wait_until
 from tests.spark.catalogs import Run, catalog_of
@@ -275,20 +276,20 @@ def test_other_writers_wait_only_while_a_commit_checks_the_newest_changes(
     staged = [job.stage(iter([sent("update_postimage", [{"k": 1, "s": "updated", "n": 1}])]), 0, 0, None)]
     for n in range(20):
         table.upsert({"k": 7, "s": "early", "n": n})
-    apply, changed = kvstore.Table.apply_parts, kvstore.Table.keys_changed
+    apply, changed = TableParts.apply, TableParts.keys_changed
     checked = []
 
-    def late(self: kvstore.Table, *arguments: Any, **named: Any) -> kvstore.WriteResult:
-        self.upsert({"k": late_key, "s": "late", "n": 0})
+    def late(self: TableParts, *arguments: Any, **named: Any) -> kvstore.WriteResult:
+        table.upsert({"k": late_key, "s": "late", "n": 0})
         return apply(self, *arguments, **named)
 
-    def counted(self: kvstore.Table, keys: Any, start: Any, end: Any, *arguments: Any) -> Any:
+    def counted(self: TableParts, keys: Any, start: Any, end: Any, *arguments: Any) -> Any:
         found = changed(self, keys, start, end, *arguments)
         checked.append(found[1][0] - start[0])
         return found
 
-    monkeypatch.setattr(kvstore.Table, "apply_parts", late)
-    monkeypatch.setattr(kvstore.Table, "keys_changed", counted)
+    monkeypatch.setattr(TableParts, "apply", late)
+    monkeypatch.setattr(TableParts, "keys_changed", counted)
     with nullcontext() if late_key == 7 else pytest.raises(kvstore.errors.Conflict, match="run it again"):
         job.commit(staged)
     assert rows_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))

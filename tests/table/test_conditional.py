@@ -28,6 +28,7 @@ from kvstore.errors import (
 from kvstore.index.index import Index
 from kvstore.request import small
 from kvstore.table import conditional
+from kvstore.table.reading import Reading
 from tests.support.examples import slow
 from tests.support.tables import rows_of
 
@@ -260,16 +261,16 @@ class TestWhere:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([row(1, 1), row(2, 2)])
-        scan, fails = table.scan, [False]
+        rows, fails = Reading.rows, [False]
 
         def identity(_: Any, column: pa.Array) -> pa.Array:
             if fails[0]:
                 raise RuntimeError("not today")
             return column
 
-        def scan_then_fail(*given: Any) -> pa.RecordBatchReader:
+        def read_then_fail(*given: Any) -> pa.RecordBatchReader:
             fails[0] = False
-            found = scan(*given).read_all().to_reader()
+            found = rows(*given).read_all().to_reader()
             fails[0] = True
             return found
 
@@ -277,7 +278,7 @@ class TestWhere:
             identity, "kvstore_identity", {"summary": "", "description": ""}, {"n": pa.int32()}, pa.int32()
         )
         computed = pc.Expression._call("kvstore_identity", [pc.field("n")])
-        monkeypatch.setattr(table, "scan", scan_then_fail)
+        monkeypatch.setattr(Reading, "rows", read_then_fail)
         with pytest.raises(InvalidRequest, match="not today"):
             table.update_where(pc.field("n") > 0, {"n": computed})
         fails[0] = False
@@ -302,14 +303,14 @@ class TestWhere:
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         table.upsert([row(1, 1), row(2, 1)])
-        scan = table.scan
+        rows = Reading.rows
 
         def then_others_write(*given: Any) -> pa.RecordBatchReader:
-            found = scan(*given)
+            found = rows(*given)
             table.upsert(row(1, 5))
             return found
 
-        monkeypatch.setattr(table, "scan", then_others_write)
+        monkeypatch.setattr(Reading, "rows", then_others_write)
         table.delete(where=pc.field("n") == 1)
         monkeypatch.undo()
         assert rows_of(table) == [row(1, 5)]

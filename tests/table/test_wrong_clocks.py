@@ -123,7 +123,9 @@ class World:
             assert table.offsets_as_of(at(time)) == {0: first}
             moment = pa.scalar(at(time), pa.timestamp("us", "UTC"))
             passing = {offset for offset, each in enumerate(self.times) if each >= time}
-            ranges = table.parts.of_bucket(0).offsets_where(FIELDS, pc.field("_commit_timestamp") >= moment, 0, len(self.times))
+            ranges = table.parts.of_bucket(0).offsets_where(
+                FIELDS, pc.field("_commit_timestamp") >= moment, 0, len(self.times)
+            )
             assert passing <= {offset for first, last in ranges for offset in range(first, last)}
 
 

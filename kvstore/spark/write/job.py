@@ -86,7 +86,7 @@ class WriteJob:
     def commit(
         self, staged: Sequence[Staged], writer: str | None = None, epoch: int | None = None, run: str | None = None
     ) -> None:
-        """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.Table.apply_parts`.
+        """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.table.parts.TableParts.apply`.
 
         Args:
             writer, epoch, run: Of a stream's batch; None for a batch write, which is known by its ``transaction``.
