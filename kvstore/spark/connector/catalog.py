@@ -25,7 +25,7 @@ from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
 from kvstore.spark.read.replica import found_replica
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
-from kvstore.store import Store, open_store
+from kvstore.store.store import Store, open_store
 from logformat.catalog.edits import TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"
@@ -206,8 +206,8 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
 
 def _unalterable(**what: object) -> UnsupportedOperation:
     return UnsupportedOperation(
-        "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames one, "
-        "or sets properties.",
+        "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames "
+        "one, or sets properties.",
         properties=ALTERABLE,
         **what,
     )
