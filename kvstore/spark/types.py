@@ -32,8 +32,8 @@ _WIDENED = {
     pa.float16(): pa.float32(),
 }
 _NOT_KEPT: dict[type[DataType], str] = {
-    CharType: "use STRING, because it checks no lengths",
-    VarcharType: "use STRING, because it checks no lengths",
+    CharType: "use STRING, whose length is not checked",
+    VarcharType: "use STRING, whose length is not checked",
     VariantType: "use STRING, and write to_json(…)",
     YearMonthIntervalType: "use INT, and write the number of months",
     GeometryType: "use BINARY",

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, UnsupportedOperationException
+from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
 
 import kvstore
 
@@ -105,6 +106,53 @@ def test_a_join_on_the_key_of_equal_buckets_shuffles_nothing(
     finally:
         for name in settings:
             spark.conf.unset(name)
+
+
+def test_a_table_is_not_replaced_and_keeps_its_rows_and_changes(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    table = store_of_catalog.create_table("t", {"k": "int64 not null", "n": "int32"}, "k")
+    table.upsert([{"k": 1, "n": 10}, {"k": 2, "n": 20}])
+    table.upsert({"k": 2, "n": 21})
+    table.flush()
+    rows, changes = table.scan().read_all(), table.changelog().read_all()
+    name = f"{spark.conf.get('kvstore.test.catalog')}.t"
+    frame = spark.table(name)
+    for replace in (
+        lambda: run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT CAST(raise_error('no') AS bigint) AS k"),
+        lambda: run(spark, "REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))"),
+        lambda: run(
+            spark, "CREATE OR REPLACE TABLE kv.t (k bigint, PRIMARY KEY (k)) TBLPROPERTIES ('primary.key'='n')"
+        ),
+        lambda: frame.writeTo(name).createOrReplace(),
+        lambda: frame.write.mode("overwrite").saveAsTable(name),
+    ):
+        with pytest.raises(
+            AnalysisException, match=r"UnsupportedOperation: .* can't be replaced.*INSERT OVERWRITE.*DROP"
+        ):
+            replace()
+        found = store_of_catalog["t"]
+        assert (found.scan().read_all(), found.changelog().read_all()) == (rows, changes)
+    frame.where("k = 1").writeTo(name).overwrite(lit(True))  # what the error recommends
+    assert run(spark, "SELECT * FROM kv.t") == [(1, 10)]
+
+
+def test_create_as_select_makes_a_whole_table_or_none(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    name, keyed = spark.conf.get("kvstore.test.catalog"), "TBLPROPERTIES ('primary.key' = 'k')"
+    failing = "CAST(IF(id = 7, raise_error('in the middle'), id) AS int)"
+    for verb in ("CREATE", "CREATE OR REPLACE"):
+        with pytest.raises(PySparkException, match="in the middle"):
+            run(spark, f"{verb} TABLE kv.t {keyed} AS SELECT id AS k, {failing} AS n FROM range(9)")
+        assert store_of_catalog.list_tables() == []
+    run(spark, f"CREATE TABLE kv.t {keyed} AS SELECT id AS k FROM range(2)")
+    assert run(spark, "SELECT * FROM kv.t ORDER BY k") == [(0,), (1,)]
+    spark.range(3).writeTo(f"{name}.lines").createOrReplace()  # a log table, which has no rows to overwrite
+    spark.range(3).writeTo(f"{name}.sums").tableProperty("primary.key", "id").tableProperty(
+        "table.merge-engine", "aggregation"
+    ).createOrReplace()
+    assert (
+        run(spark, "SELECT count(*) FROM kv.`lines$changelog`") == run(spark, "SELECT count(*) FROM kv.sums") == [(3,)]
+    )
 
 
 @pytest.mark.parametrize(

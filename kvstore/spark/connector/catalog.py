@@ -200,7 +200,7 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
             store.rename_columns(name, renamed)
         elif dropped:
             store.drop_columns(name, dropped)
-        else:
+        elif given:
             store.alter_table(name, **_settings(given))
 
 

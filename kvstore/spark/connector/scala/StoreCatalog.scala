@@ -11,6 +11,7 @@ import org.apache.spark.sql.catalyst.analysis.{NoSuchFunctionException, NoSuchTa
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey
 import org.apache.spark.sql.connector.catalog.functions.UnboundFunction
+import org.apache.spark.sql.connector.write.{LogicalWriteInfo, SupportsTruncate, Write, WriteBuilder}
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
@@ -79,10 +80,10 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
 
   override def stageReplace(table: Identifier, info: TableInfo): StagedTable =
     throw new Refused(
-      "kvstore.errors.UnsupportedOperation: A table is not replaced, because its rows and changes would go before the " +
-        "new ones are there; it is as it was. For other rows use INSERT OVERWRITE (of a DataFrame " +
-        s"""`writeTo("$catalog.${table.name}").overwrite(lit(True))`), for other columns ALTER TABLE, or DROP TABLE """ +
-        s"and CREATE TABLE. table=${table.name}", "replace", table.name)
+      "kvstore.errors.UnsupportedOperation: A table can't be replaced, because its rows and changes would be lost before " +
+        "the new rows are there; nothing was changed. To replace the rows, use INSERT OVERWRITE (of a DataFrame " +
+        s"""`writeTo("$catalog.${table.name}").overwrite(lit(True))`); for other columns use ALTER TABLE, or DROP """ +
+        s"TABLE and then CREATE TABLE. table=${table.name}", "replace", table.name)
 
   override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable =
     if (tableExists(table)) stageReplace(table, info) else stageCreate(table, info)
@@ -133,7 +134,10 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   override def renameTable(table: Identifier, to: Identifier): Unit = {
     // Spark takes the catalog's name in `RENAME TO kv.new` for a namespace.
     val newName = if (to.namespace.sameElements(Array(catalog))) to.name else nameOf(to)
-    named(table)(name => ask("rename", name, ("table" -> name) ~ ("name" -> newName)))
+    named(table) { name =>
+      if (inOtherCase(newName).exists(_ != name)) throw new TableAlreadyExistsException(to)
+      ask("rename", name, ("table" -> name) ~ ("name" -> newName))
+    }
   }
 
   private def ask(what: String, of: String, request: JObject): JValue =
@@ -178,4 +182,14 @@ class CreatedTable(loaded: Loaded, options: util.Map[String, String], name: Stri
   override def commitStagedChanges(): Unit = ()
 
   override def abortStagedChanges(): Unit = drop()
+
+  /** CREATE OR REPLACE writes like INSERT OVERWRITE, which some tables refuse; a new table has no rows to replace. */
+  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = {
+    val insert = super.newWriteBuilder(info)
+    new WriteBuilder with SupportsTruncate {
+      override def truncate(): WriteBuilder = this
+
+      override def build(): Write = insert.build()
+    }
+  }
 }
