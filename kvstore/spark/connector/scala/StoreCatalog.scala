@@ -135,7 +135,7 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
     // Spark takes the catalog's name in `RENAME TO kv.new` for a namespace.
     val newName = if (to.namespace.sameElements(Array(catalog))) to.name else nameOf(to)
     named(table) { name =>
-      if (inOtherCase(newName).exists(_ != name)) throw new TableAlreadyExistsException(to)
+      if (!newName.equalsIgnoreCase(name) && inOtherCase(newName).nonEmpty) throw new TableAlreadyExistsException(to)
       ask("rename", name, ("table" -> name) ~ ("name" -> newName))
     }
   }
