@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import cast
+import json
+from typing import Any, cast
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    CharType,
+    DataType,
+    GeographyType,
+    GeometryType,
+    MapType,
+    StringType,
+    StructType,
+    VarcharType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
-from kvstore.errors import UnsupportedOperation
+from kvstore.errors import InvalidRequest, UnsupportedOperation
 
 _WIDENED = {
     pa.uint8(): pa.int16(),
@@ -16,6 +30,14 @@ _WIDENED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
     pa.float16(): pa.float32(),
+}
+_NOT_KEPT: dict[type[DataType], str] = {
+    CharType: "use STRING, whose length is not checked",
+    VarcharType: "use STRING, whose length is not checked",
+    VariantType: "use STRING, and write to_json(…)",
+    YearMonthIntervalType: "use INT, and write the number of months",
+    GeometryType: "use BINARY",
+    GeographyType: "use BINARY",
 }
 
 
@@ -29,8 +51,75 @@ def spark_schema(schema: pa.Schema) -> StructType:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The exact Arrow schema that Spark expects of batches for a Spark schema."""
-    return to_arrow_schema(schema, timezone="UTC")
+    """The exact Arrow schema that Spark expects of batches for a Spark schema.
+
+    Raises:
+        UnsupportedOperation: PySpark has no Arrow type for a column.
+    """
+    fields = []
+    for field in schema:
+        try:
+            fields += to_arrow_schema(StructType([field]), timezone="UTC")
+        except PySparkException as error:
+            raise UnsupportedOperation(
+                "A store has no such type; docs/types.md lists the types.",
+                column=field.name,
+                type=field.dataType.simpleString(),
+            ) from error
+    return pa.schema(fields)
+
+
+def schema_to_store(schema: StructType) -> pa.Schema:
+    """The Arrow schema of columns that a table shall have.
+
+    Raises:
+        InvalidRequest: A table would not keep a column's type, such as the length of a VARCHAR.
+        UnsupportedOperation: PySpark has no Arrow type for a column.
+    """
+    for field in schema:
+        _check_kept(field.dataType, field.name)
+    return arrow_schema(schema)
+
+
+def _check_kept(given: DataType, column: str) -> None:
+    for kind, advice in _NOT_KEPT.items():
+        if isinstance(given, kind):
+            shown = given.simpleString()
+            raise InvalidRequest(f"A store does not have this type; {advice}.", column=column, type=shown)
+    if isinstance(given, StringType) and not given.isUTF8BinaryCollation():
+        raise InvalidRequest(
+            "A store keeps no collation: it compares text by its bytes. Leave COLLATE out of the type, and write it in "
+            "queries, or store lower(…) of the text.",
+            column=column,
+            type=given.simpleString(),
+        )
+    if isinstance(given, ArrayType):
+        _check_kept(given.elementType, f"{column}.element")
+    elif isinstance(given, MapType):
+        _check_kept(given.keyType, f"{column}.key")
+        _check_kept(given.valueType, f"{column}.value")
+    elif isinstance(given, StructType):
+        for field in given:
+            _check_kept(field.dataType, f"{column}.{field.name}")
+
+
+def decode_columns(text: str) -> StructType:
+    """A schema from Spark's JSON.
+
+    Raises:
+        UnsupportedOperation: PySpark does not know a type.
+    """
+    try:
+        return StructType.fromJson(json.loads(text, object_hook=_without_classes))
+    except PySparkException as error:
+        raise UnsupportedOperation(
+            "PySpark does not know a type of these columns; cast it, or leave its column out.", reason=str(error)
+        ) from error
+
+
+def _without_classes(found: dict[str, Any]) -> Any:
+    """A user-defined type as Spark stores it: its class is not looked for."""
+    return found["sqlType"] if found.get("type") == "udt" else found
 
 
 def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

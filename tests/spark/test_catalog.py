@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import AnalysisException, UnsupportedOperationException
+from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
 
 import kvstore
 
@@ -105,6 +106,139 @@ def test_a_join_on_the_key_of_equal_buckets_shuffles_nothing(
     finally:
         for name in settings:
             spark.conf.unset(name)
+
+
+def test_a_table_is_not_replaced_and_keeps_its_rows_and_changes(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    def found() -> list[tuple[object, ...]]:
+        return run(spark, "SELECT * FROM kv.t ORDER BY k") + run(spark, "SELECT * FROM kv.`t$changelog`")
+
+    run(spark, "CREATE TABLE kv.t (k bigint, n int, PRIMARY KEY (k))")
+    run(spark, "INSERT INTO kv.t VALUES (1, 10), (2, 20)")
+    run(spark, "INSERT INTO kv.t VALUES (2, 21)")
+    before = found()
+    assert len(before) == 2 + 4
+    name = f"{spark.conf.get('kvstore.test.catalog')}.t"
+    frame = spark.table(name)
+    for replace in (
+        lambda: run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT CAST(raise_error('no') AS bigint) AS k"),
+        lambda: run(spark, "REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))"),
+        lambda: run(
+            spark, "CREATE OR REPLACE TABLE kv.t (k bigint, PRIMARY KEY (k)) TBLPROPERTIES ('primary.key'='n')"
+        ),
+        lambda: frame.writeTo(name).createOrReplace(),
+        lambda: frame.write.mode("overwrite").saveAsTable(name),
+    ):
+        with pytest.raises(
+            AnalysisException, match=r"UnsupportedOperation: .* can't be replaced.*INSERT OVERWRITE.*DROP"
+        ):
+            replace()
+        assert found() == before
+    frame.where("k = 1").writeTo(name).overwrite(lit(True))  # what the error recommends
+    assert run(spark, "SELECT * FROM kv.t") == [(1, 10)]
+
+
+def test_create_as_select_makes_a_whole_table_or_none(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    name, keyed = spark.conf.get("kvstore.test.catalog"), "TBLPROPERTIES ('primary.key' = 'k')"
+    failing = "CAST(IF(id = 7, raise_error('in the middle'), id) AS int)"
+    for verb in ("CREATE", "CREATE OR REPLACE"):
+        with pytest.raises(PySparkException, match="in the middle"):
+            run(spark, f"{verb} TABLE kv.t {keyed} AS SELECT id AS k, {failing} AS n FROM range(9)")
+        assert store_of_catalog.list_tables() == []
+    run(spark, f"CREATE TABLE kv.t {keyed} AS SELECT id AS k FROM range(2)")
+    assert run(spark, "SELECT * FROM kv.t ORDER BY k") == [(0,), (1,)]
+    spark.range(3).writeTo(f"{name}.lines").createOrReplace()  # a log table, which has no rows to overwrite
+    spark.range(3).writeTo(f"{name}.sums").tableProperty("primary.key", "id").tableProperty(
+        "table.merge-engine", "aggregation"
+    ).createOrReplace()
+    assert (
+        run(spark, "SELECT count(*) FROM kv.`lines$changelog`") == run(spark, "SELECT count(*) FROM kv.sums") == [(3,)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("z string COLLATE UTF8_LCASE", "keeps no collation.*Leave COLLATE out.*column=z"),
+        ("z varchar(3)", r"use STRING.*column=z type=varchar\(3\)"),
+        ("z array<struct<a: char(2)>>", r"use STRING.*column=z\.element\.a type=char\(2\)"),
+        ("z interval year to month", "use INT.*column=z"),
+        ("z map<string, variant>", r"use STRING, and write to_json.*column=z\.value type=variant"),
+        ("z geometry(4326)", "use BINARY.*column=z"),
+        ("z1 int, z2 int DEFAULT 7", "no DEFAULT.*UPDATE.*column=z2 default=7|not support column default"),
+        ("z1 int, z2 string AFTER s", "leave FIRST and AFTER out.*column=z2 place=AFTER s|AFTER s"),
+        ("z1 int, z2 void", "InvalidRequest.*column=z2"),
+    ],
+)
+def test_columns_are_all_created_as_they_are_declared_or_none_is(
+    spark: SparkSession, store_of_catalog: kvstore.Store, columns: str, message: str
+) -> None:
+    table = store_of_catalog.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
+    for sql in (f"ALTER TABLE kv.t ADD COLUMNS ({columns})", f"CREATE TABLE kv.u (k bigint, {columns})"):
+        with pytest.raises(AnalysisException, match=f"(?s){message}"):
+            run(spark, sql)
+    assert store_of_catalog.list_tables() == ["t"]
+    assert store_of_catalog["t"].schema == table.schema
+
+
+def test_a_statement_changes_a_table_by_one_commit_or_not_at_all(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    run(spark, "CREATE TABLE kv.t (k bigint, s string, PRIMARY KEY (k))")
+    for sql, message in (
+        ("ALTER TABLE kv.t REPLACE COLUMNS (k bigint, n int)", "can't be changed like this; nothing was changed"),
+        (
+            "ALTER TABLE kv.t SET TBLPROPERTIES ('table.log.ttl' = '7 d', 'table.delete.behavior' = 'sometimes')",
+            "InvalidRequest: .*sometimes",
+        ),
+        ("CREATE TABLE kv.u (k string) DEFAULT COLLATION UTF8_LCASE", "Leave DEFAULT COLLATION out"),
+    ):
+        with pytest.raises(AnalysisException, match=f"(?s){message}"):
+            run(spark, sql)
+        found = store_of_catalog["t"]
+        assert (found.schema.names, found.options.retention_ms) == (["k", "s"], None)
+    run(spark, "ALTER TABLE kv.t ADD COLUMNS (z1 int, z2 string)")
+    run(spark, "ALTER TABLE kv.t DROP COLUMNS (S, z1)")
+    run(spark, "ALTER TABLE kv.t ALTER COLUMN z2 TYPE string")  # it is one
+    assert store_of_catalog["t"].schema.names == ["k", "z2"]
+    assert store_of_catalog.list_tables() == ["t"]
+
+
+def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    properties = "'bucket.key' = 'kK', 'table.merge-engine' = 'aggregation', 'fields.N.agg' = 'sum'"
+    run(spark, f"CREATE TABLE kv.Files (Kk bigint, n int, PRIMARY KEY (KK)) TBLPROPERTIES ({properties})")
+    assert store_of_catalog["Files"].primary_key == ("Kk",)
+    run(spark, "INSERT INTO kv.files VALUES (1, 2)")
+    run(spark, "INSERT INTO kv.FILES VALUES (1, 4)")
+    assert run(spark, "SELECT * FROM kv.fILES") == [(1, 6)]
+    assert run(spark, "SELECT max(_commit_version) FROM kv.`files$changelog`") == run(
+        spark, "SELECT max(_commit_version) FROM kv.files CHANGES FROM VERSION 'earliest'"
+    )
+    run(spark, "CREATE TABLE IF NOT EXISTS kv.files (k bigint)")
+    run(spark, "CREATE TABLE kv.other (k bigint)")
+    for sql in ("CREATE TABLE kv.files (k bigint)", "ALTER TABLE kv.other RENAME TO kv.files"):
+        with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
+            run(spark, sql)
+    run(spark, "ALTER TABLE kv.files ADD COLUMN m int")
+    run(spark, "ALTER TABLE kv.files RENAME TO kv.FILES")
+    run(spark, "DROP TABLE kv.Other")
+    assert store_of_catalog.list_tables() == ["FILES"]
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        for sql, message in (
+            ("SELECT * FROM kv.files", "TABLE_OR_VIEW_NOT_FOUND"),
+            ("CREATE TABLE kv.files (kk bigint, PRIMARY KEY (KK))", "InvalidRequest: .*column=KK"),
+        ):
+            with pytest.raises(AnalysisException, match=f"(?s){message}"):
+                run(spark, sql)
+        run(spark, "CREATE TABLE kv.files (k bigint, PRIMARY KEY (k))")
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+    assert run(spark, "SELECT * FROM kv.files") == [], "a name as it is written comes first"
+    for sql in ("SELECT * FROM kv.Files", "DROP TABLE IF EXISTS kv.Files"):
+        with pytest.raises(AnalysisException, match=r"only by case.*tables=\[FILES, files\]"):
+            run(spark, sql)
 
 
 @pytest.mark.parametrize(

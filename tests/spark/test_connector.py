@@ -7,13 +7,14 @@ import json
 import os
 import signal
 import zipfile
+from collections.abc import Iterator
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 import kvstore
@@ -305,6 +306,26 @@ def test_plans_share_a_process_which_is_replaced_after_it_was_killed(spark: Spar
         pass  # it dies
     assert load(spark, path, "t").count() == len(ROWS) - 1
     assert planner not in helpers(helper)
+
+
+def test_a_query_whose_fork_was_killed_says_so(spark: SparkSession, store: kvstore.Store) -> None:
+    rows = pa.table({"k": range(200_000), "s": [f"{k:0100}" for k in range(200_000)]})  # more than waits in pipes
+    store.create_table("t", {"k": "int64 not null", "s": "string"}, "k").upsert(rows)
+    store.flush()
+    (helper,) = helpers(spark.sparkContext._gateway.proc.pid)
+
+    def kill_forks(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for stat in Path("/proc").glob("[0-9]*/stat"):
+                with suppress(OSError):  # it has ended
+                    if int(stat.read_text().rpartition(") ")[2].split()[1]) == helper:
+                        os.kill(int(stat.parent.name), signal.SIGKILL)
+            yield batch
+
+    frame = load(spark, store.path, "t")
+    with pytest.raises(PySparkException, match=r"helper process of kvstore .* ended before"):
+        frame.mapInArrow(kill_forks, frame.schema).agg({"k": "sum"}).collect()
+    assert frame.count() == 200_000
 
 
 def test_a_stream_whose_helper_was_killed_in_the_middle_goes_on_from_its_checkpoint(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
@@ -24,7 +24,7 @@ from kvstore.shared.table import has_shared_tables
 from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
 from kvstore.spark.read.replica import found_replica
-from kvstore.spark.types import arrow_schema, spark_schema
+from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
 from kvstore.store.store import Store, open_store
 from logformat.catalog.edits import TableOptions
 
@@ -35,7 +35,8 @@ IMAGE, DELETE, RETENTION = "table.changelog.image", "table.delete.behavior", "ta
 COMPRESSION, INCREMENT = "table.log.arrow.compression.type", "auto-increment.fields"
 ALTERABLE = (DELETE, RETENTION, COMPRESSION)
 NAMES = (KEY, BUCKETS, BUCKET_KEY, ENGINE, VERSION, "fields.<column>.agg", IMAGE, *ALTERABLE, INCREMENT)
-_SPARKS = frozenset(("provider", "owner", "comment", "collation", "location", "external", "is_managed_location"))
+COLLATION = "collation"
+_SPARKS = frozenset(("provider", "owner", "comment", COLLATION, "location", "external", "is_managed_location"))
 _COMPRESSIONS = {"lz4_frame": "lz4", "lz4": "lz4", "zstd": "zstd", "none": None}
 _UNITS = {
     name: unit
@@ -118,26 +119,38 @@ def _properties(
     return shown
 
 
-def create(path: str, name: str, columns: StructType, key: list[str] | None, given: Mapping[str, str]) -> None:
+def create(
+    path: str, name: str, columns: StructType, key: list[str] | None, given: Mapping[str, str], case_sensitive: bool
+) -> None:
     """Create a table.
 
     Args:
         key: Columns of SQL's ``PRIMARY KEY``; None if there is none.
+        case_sensitive: Whether the key and the properties name columns exactly as they are written in ``columns``.
 
     Raises:
-        InvalidRequest: A property is unknown or wrong, or the key is given twice. Nothing was written.
+        InvalidRequest: A property is unknown or wrong, a column has a type that a table does not keep, or the key is
+            given twice. Nothing was written.
+        UnsupportedOperation: PySpark has no Arrow type for a column. Nothing was written.
         TableExists: There is a table of that name.
     """
     if "location" in given or given.get("provider", "kvstore").lower() not in ("kvstore", "kvstore_python"):
         raise InvalidRequest("A table of this catalog is in its store; leave USING and LOCATION out.", table=name)
-    wanted = _known({**given})
+    if not StringType(given.get(COLLATION, "UTF8_BINARY")).isUTF8BinaryCollation():
+        raise InvalidRequest(
+            "A store keeps no collation: it compares text by its bytes. Leave DEFAULT COLLATION out.",
+            collation=given[COLLATION],
+        )
+    column_of = _column_of(columns, case_sensitive)
+    wanted = _known(given, column_of)
     by_property = _names(wanted.get(KEY))
+    key = [column_of(column) for column in key] if key else None
     if key is not None and by_property is not None and key != by_property:
         raise InvalidRequest(f"PRIMARY KEY and `{KEY}` differ; give one of them.", primary_key=key, given=by_property)
     key = key or by_property
     fields = [
         field.with_nullable(column.nullable and field.name not in (key or ()))
-        for field, column in zip(arrow_schema(columns), columns, strict=True)
+        for field, column in zip(schema_to_store(columns), columns, strict=True)
     ]
     with _writable(path) as store:
         store.create_table(
@@ -154,42 +167,79 @@ def create(path: str, name: str, columns: StructType, key: list[str] | None, giv
 
 
 def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
-    """Change a table: each change is one commit of the catalog, in their order.
+    """Change a table, by one commit of the catalog.
 
     Raises:
-        InvalidRequest, UnsupportedOperation: A change is not possible. Those before it were made.
+        InvalidRequest, UnsupportedOperation: A change is not possible. Nothing was written.
         NoSuchTable: There is no such table.
     """
+    added: list[pa.Field] = []
+    renamed: dict[str, str] = {}
+    dropped: list[str] = []
+    given: dict[str, str | None] = {}
+    for change in changes:
+        match change["change"]:
+            case "add":
+                added.append(_added(change))
+            case "rename":
+                renamed[change["column"]] = change["to"]
+            case "drop":
+                dropped.append(change["column"])
+            case "set":
+                given[change["property"]] = change["value"]
+            case "unset" if change["property"] == RETENTION:
+                given[RETENTION] = None
+            case _:
+                raise _unalterable(**change)
+    if sum(map(bool, (added, renamed, dropped, given))) > 1:
+        raise _unalterable(added=[field.name for field in added], dropped=dropped)
     with _writable(path) as store:
-        for change in changes:
-            match change["change"]:
-                case "add":
-                    (field,) = arrow_schema(StructType.fromJson(json.loads(change["columns"])))
-                    store.add_columns(name, [field])
-                case "rename":
-                    store.rename_columns(name, {change["column"]: change["to"]})
-                case "drop":
-                    store.drop_columns(name, [change["column"]])
-                case "set":
-                    _set(store, name, {change["property"]: change["value"]})
-                case "unset" if change["property"] == RETENTION:
-                    store.alter_table(name, retention=None)
-                case _:
-                    raise UnsupportedOperation(
-                        "A table can't be changed like this; ALTER TABLE adds, renames and drops columns, and sets "
-                        "properties.",
-                        properties=ALTERABLE,
-                        **change,
-                    )
+        if added:
+            store.add_columns(name, added)
+        elif renamed:
+            store.rename_columns(name, renamed)
+        elif dropped:
+            store.drop_columns(name, dropped)
+        elif given:
+            store.alter_table(name, **_settings(given))
 
 
-def drop(path: str, name: str) -> bool:
-    """Drop a table; false if there is none."""
+def _unalterable(**what: object) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames "
+        "one, or sets properties.",
+        properties=ALTERABLE,
+        **what,
+    )
+
+
+def _added(change: Mapping[str, Any]) -> pa.Field:
+    column = change["column"]
+    if "default" in change:
+        raise UnsupportedOperation(
+            "Columns have no DEFAULT: a new column is null in all rows. Add it without DEFAULT, then UPDATE the rows.",
+            column=column,
+            default=change["default"],
+        )
+    if "place" in change:
+        raise UnsupportedOperation(
+            "New columns come after those of the table; leave FIRST and AFTER out, and SELECT the columns in the order "
+            "you want.",
+            column=column,
+            place=change["place"],
+        )
+    (field,) = schema_to_store(decode_columns(change["columns"]))
+    return field
+
+
+def drop(path: str, name: str) -> None:
+    """Drop a table.
+
+    Raises:
+        NoSuchTable: There is none of that name.
+    """
     with _writable(path) as store:
-        if name not in store:
-            return False
         store.drop_table(name)
-        return True
 
 
 def rename(path: str, name: str, to: str) -> None:
@@ -209,18 +259,32 @@ def _writable(path: str) -> Store:
     return open_store(path)
 
 
-def _set(store: Store, name: str, given: Mapping[str, str]) -> None:
+def _settings(given: Mapping[str, str | None]) -> dict[str, Any]:
     if others := sorted(set(given) - set(ALTERABLE)):
         raise InvalidRequest("This property can't be changed.", given=others, properties=ALTERABLE)
-    store.alter_table(name, **_altered(given))
+    unset = {"retention": None} if RETENTION in given and given[RETENTION] is None else {}
+    return _altered({property: value for property, value in given.items() if value is not None}) | unset
 
 
-def _known(given: Mapping[str, str]) -> dict[str, str]:
+def _column_of(columns: StructType, case_sensitive: bool) -> Callable[[str], str]:
+    """How the table writes the name of a column."""
+    names = {} if case_sensitive else {name.lower(): name for name in columns.names}
+    return lambda name: name if name in columns.names else names.get(name.lower(), name)
+
+
+def _known(given: Mapping[str, str], column_of: Callable[[str], str]) -> dict[str, str]:
+    """The properties that a store has, and their columns as the table writes them."""
     wanted = {name.replace("primary-key", KEY): value for name, value in given.items() if name not in _SPARKS}
     known = {name for name in wanted if name in NAMES or FUNCTION.fullmatch(name) or name.startswith("option.")}
     if unknown := sorted(set(wanted) - known):
         raise InvalidRequest("Unknown property of a table.", unknown=unknown, properties=NAMES)
-    return wanted
+    for name in (KEY, BUCKET_KEY, VERSION, INCREMENT):
+        if name in wanted:
+            wanted[name] = ",".join(column_of(column.strip()) for column in wanted[name].split(","))
+    return {
+        f"fields.{column_of(match[1])}.agg" if (match := FUNCTION.fullmatch(name)) else name: value
+        for name, value in wanted.items()
+    }
 
 
 def _altered(given: Mapping[str, str]) -> dict[str, Any]:

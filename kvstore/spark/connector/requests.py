@@ -5,7 +5,6 @@ An error of a store is one line: its class, what happened and what to do.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
@@ -32,7 +31,7 @@ from kvstore.spark.read.filters import expression_of
 from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, read_replica
 from kvstore.spark.read.splits import ReadTask, read
 from kvstore.spark.source import KvStoreSource
-from kvstore.spark.types import arrow_schema
+from kvstore.spark.types import arrow_schema, decode_columns
 
 
 def answer(request: Message, messages: Messages) -> None:
@@ -53,7 +52,7 @@ def answer(request: Message, messages: Messages) -> None:
             case "aggregate":
                 return _aggregate(request)
             case "stream":
-                follow(request, _columns(request["columns"]), messages, answered)
+                follow(request, decode_columns(request["columns"]), messages, answered)
             case "see":
                 _see(request)
             case "read":
@@ -61,7 +60,7 @@ def answer(request: Message, messages: Messages) -> None:
             case "changes":
                 return changes.load(request)
             case "insert":
-                return writes.begin(request, _columns(request["columns"]))
+                return writes.begin(request, decode_columns(request["columns"]))
             case "statement":
                 return writes.begin_statement(request)
             case "stage":
@@ -93,7 +92,7 @@ def _load(request: Message) -> Message:
     source = KvStoreSource(request["options"])
     # A catalog loads a table for each DESCRIBE and INSERT, too.
     columns, pinned = source.pin(
-        _columns(request["columns"]) if "columns" in request else None, keep_log=described is None
+        decode_columns(request["columns"]) if "columns" in request else None, keep_log=described is None
     )
     found["columns"] = (columns if described is None else described.columns(columns)).json()
     if pinned is not None:
@@ -114,19 +113,20 @@ def _catalog(request: Message) -> Message:
         case "list":
             return {"tables": catalog.tables(path)}
         case "create":
-            catalog.create(path, table, _columns(request["columns"]), request.get("key"), request["properties"])
+            columns, case_sensitive = decode_columns(request["columns"]), request["caseSensitive"]
+            catalog.create(path, table, columns, request.get("key"), request["properties"], case_sensitive)
         case "alter":
             catalog.alter(path, table, request["changes"])
         case "rename":
             catalog.rename(path, table, request["name"])
         case "drop":
-            return {"dropped": catalog.drop(path, table)}
+            catalog.drop(path, table)
     return {}
 
 
 def _plan(request: Message) -> Message:
     """The tasks of a query, and the filter that they use."""
-    reader = _reader(request, _columns(request["columns"]))
+    reader = _reader(request, decode_columns(request["columns"]))
     reader.cores = request["cores"]
     if filters := filters_of(request["filters"]):
         reader.use_filters(filters)
@@ -170,7 +170,7 @@ def _see(request: Message) -> None:
 def _read(request: Message, messages: Messages) -> None:
     """The columns of a task: a message and an Arrow stream; a message follows that says that it is complete."""
     task = decode_task(request["task"])
-    target = arrow_schema(_columns(request["columns"]))
+    target = arrow_schema(decode_columns(request["columns"]))
     filter = _expression(request["filter"]) if "filter" in request else None
     batches: Iterator[pa.RecordBatch]
     batches = read(task, target, filter) if isinstance(task, ReadTask) else read_replica(task, target, filter)
@@ -182,7 +182,3 @@ def _read(request: Message, messages: Messages) -> None:
 
 def _expression(given: Message) -> pc.Expression | None:
     return expression_of(filters_of(given["filters"]), decode_schema(given["stored"]))
-
-
-def _columns(text: str) -> StructType:
-    return StructType.fromJson(json.loads(text))

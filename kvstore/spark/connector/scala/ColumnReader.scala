@@ -1,5 +1,8 @@
 package kvstore.spark
 
+import java.io.IOException
+import java.nio.channels.ClosedChannelException
+
 import org.apache.arrow.memory.RootAllocator
 import org.apache.arrow.vector.ValueVector
 import org.apache.arrow.vector.ipc.ArrowStreamReader
@@ -20,18 +23,23 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
   private val batch =
     try {
       connection.ask(request)
-      val vectors = stream.getVectorSchemaRoot.getFieldVectors
+      val vectors = receiving(stream.getVectorSchemaRoot).getFieldVectors
       new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new StreamColumn(vectors.get(place))))
     } catch {
       case error: Throwable => close(); throw error
     }
 
   override def next(): Boolean = {
-    val hasMore = stream.loadNextBatch()
+    val hasMore = receiving(stream.loadNextBatch())
     if (hasMore) batch.setNumRows(stream.getVectorSchemaRoot.getRowCount)
     else connection.receive() // a stream that breaks off looks like one that ends
     hasMore
   }
+
+  /** Arrow's reader raises an error of its own where a batch breaks off. */
+  private def receiving[T](run: => T): T =
+    try run
+    catch { case error: IOException if !error.isInstanceOf[ClosedChannelException] => throw new HelperEnded }
 
   override def get(): ColumnarBatch = batch
 

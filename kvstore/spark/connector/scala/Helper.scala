@@ -67,7 +67,9 @@ private class Helper(python: Python) {
 /** What a store refuses while a query is analysed or planned, in the words that Spark has for sources in Python. */
 class Refused(val refusal: String, action: String, of: String)
     extends AnalysisException(
-      "PYTHON_DATA_SOURCE_ERROR", Map("action" -> action, "type" -> of, "msg" -> s"$refusal\n"), None)
+      "PYTHON_DATA_SOURCE_ERROR", Map("action" -> action, "type" -> of, "msg" -> s"$refusal\n"), None) {
+  def isA(error: String): Boolean = refusal.startsWith(s"kvstore.errors.$error:")
+}
 
 /** The helper processes of this process: one for each Python. */
 object Helper {
