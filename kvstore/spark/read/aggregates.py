@@ -6,21 +6,16 @@ They are exact, or not given: then Spark reads the rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 import pyarrow as pa
 
 from kvstore.read.splits import Splits
 from kvstore.spark.options import Kind
-from kvstore.spark.read.splits import ReadRange
+from kvstore.spark.read.tasks import Aggregate, ReadRange, Value
 from kvstore.spark.types import spark_type
 from kvstore.table.table import Table
 from logformat.ids import Offset
 
-Aggregate = tuple[Literal["count", "min", "max"], str | None]
-"""A function, and the column it is of."""
-Value = int | str | None
-"""The value of an aggregate as JSON has it: a date as days since 1970."""
 _OFFSET = "_log_offset"
 JSON_TYPES = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.string(), pa.date32())
 """Types of Spark whose order is that of the index, and whose values JSON has."""

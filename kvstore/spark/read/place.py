@@ -8,16 +8,32 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from uuid import UUID
 
-from kvstore.errors import NoSuchTable, NotAStore
+import pyarrow as pa
+
+from kvstore.arguments import column_names
+from kvstore.errors import NoSuchTable, NotAStore, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.read.binlog import binlog_schema
+from kvstore.read.changelog import changelog_schema
+from kvstore.read.scan import scan_schema
+from kvstore.read.time_travel import check_undoable
 from kvstore.spark.options import Kind, Options
 from kvstore.store.store import Store, open_reader
 from kvstore.table.table import Table
-from logformat.ids import SchemaId, TableId
+
+
+class Where(StrEnum):
+    """Where a table is: in a store on this machine, in a replica, or among shared tables."""
+
+    STORE = "store"
+    REPLICA = "replica"
+    SHARED = "shared"
 
 
 @dataclass(frozen=True)
@@ -25,26 +41,67 @@ class TablePlace:
     """A table and the view of it that is read, for any process.
 
     Attributes:
-        store_id, table_id: Ids of the store at the path and of the table of the name when they were found.
-        schema_id: Schema of the table then: the columns that are read and written are called as in it.
+        path: Directory of the store; URL of a replica, or of shared tables.
+        store_id: Id of the store when the table was found.
+        definition: The table then: the columns that are read and written are called as in it.
     """
 
     path: str
-    store_id: str
-    name: str
-    table_id: int
+    store_id: UUID
+    definition: TableDefinition
     kind: Kind
-    schema_id: int
+    where: Where = Where.STORE
 
     @classmethod
     def of(cls, path: str, table: Table, kind: Kind) -> TablePlace:
-        """Place of an open table."""
-        store_id, table_id = table.identity
-        return cls(path, str(store_id), table.name, table_id, kind, table.schema_id)
+        """Place of an open table of a store."""
+        return cls(path, table.identity[0], table.parts.definition, kind)
+
+    @property
+    def table_id(self) -> int:
+        """Id of the table."""
+        return self.definition.id
+
+    @property
+    def name(self) -> str:
+        """Name of the table when it was found."""
+        return self.definition.name
+
+    @property
+    def schema_id(self) -> int:
+        """Schema of the table when it was found."""
+        return self.definition.schema_id
+
+    def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
+        """Stored columns of the view; all if None.
+
+        Raises:
+            SchemaMismatch: There is no such column.
+            UnsupportedOperation: The table does not have this view.
+        """
+        names = None if columns is None else column_names("columns", columns)
+        if self.kind is Kind.ROWS:
+            self.check_key()
+            return scan_schema(self.definition, names)
+        if self.kind is Kind.BINLOG:
+            check_undoable(self.definition)
+            return binlog_schema(self.definition, names)
+        return changelog_schema(self.definition, names)
+
+    def check_key(self) -> None:
+        """Verify that the table has a key, and so rows.
+
+        Raises:
+            UnsupportedOperation: It is a log table.
+        """
+        if self.definition.primary_key is None:
+            raise UnsupportedOperation(
+                "A log table has no key; read `<table>$changelog` from `earliest`.", table=self.definition.name
+            )
 
     @contextmanager
     def open(self) -> Iterator[Table]:
-        """Open the table that was found.
+        """Open the table of a store that was found.
 
         Raises:
             NoSuchTable: The table was dropped meanwhile.
@@ -64,13 +121,12 @@ class TablePlace:
             yield self.table_of(store)
 
     def table_of(self, store: Store) -> Table:
-        """The same table of an open store; see :meth:`open` for errors."""
-        definition = store.runtime.catalog().tables.get(TableId(self.table_id))
+        """The same table of an open store, with the columns that it had; see :meth:`open` for errors."""
+        definition = store.runtime.catalog().tables.get(self.definition.id)
         table = None if definition is None else store.table(definition.name)
-        if table is None or table.identity != (UUID(self.store_id), self.table_id):
+        if table is None or table.identity != (self.store_id, self.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
-        self.check_names(store)
-        return table
+        return table.with_fixed_columns(self.schema_id)
 
     def check_names(self, store: Store) -> None:
         """Verify that the columns of the table are called as they were.
@@ -78,9 +134,9 @@ class TablePlace:
         Raises:
             SchemaMismatch: Some were renamed or dropped.
         """
-        definition = store.runtime.catalog().tables.get(TableId(self.table_id))
+        definition = store.runtime.catalog().tables.get(self.definition.id)
         if definition is not None:
-            definition.check_names_of(SchemaId(self.schema_id))
+            definition.check_names_of(self.definition.schema_id)
 
 
 def opened(path: str) -> Store:

@@ -1,241 +1,285 @@
-"""Reads of a replica in its place: each executor reads some of its objects.
+"""Reads of a replica, or of shared tables, in their place: each executor reads some of the objects, on any machine.
 
 * Loading pins the names of the objects. Executors share nothing else, so they may run anywhere.
 * Changes are read directly from the objects. One task rebuilds the rows of a bucket from all its objects, in a
   temporary index.
+* Of a stream, the process that lives as long as the query follows the table. Ends of batches are consistent cuts, or
+  epochs of a shared table, so no commit over several buckets is in a batch in part. With a limit that is so for shared
+  tables only.
+* An offset of a stream has the epoch of the leader, so that a stream notices a later leader that lacks what it has
+  read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import gettempdir
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import InputPartition
-from pyspark.sql.types import StructType
 
 from kvstore.clock import SystemClock
-from kvstore.errors import NoSuchTable, UnsupportedOperation
-from kvstore.meta.state import TableDefinition
+from kvstore.errors import NoSuchTable, OffsetOutOfRange, UnsupportedOperation
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
-from kvstore.read.changelog import changelog_schema
 from kvstore.read.pruning import possible_places
-from kvstore.read.scan import rows_where, scan_schema
-from kvstore.read.time_travel import check_undoable
+from kvstore.read.scan import KeyRange
 from kvstore.replica.client import ObjectStore
-from kvstore.replica.read.parts import Changes, Rows
+from kvstore.replica.read.parts import Changes
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import ReplicaTail, Tail
-from kvstore.request.partition import bucket_of
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
-from kvstore.spark.failures import errors_shown_alone
-from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.batch import BucketOf, FilteredReader
-from kvstore.spark.read.splits import Part, columns_needed, columns_of_rows, divided, freeze_once, larger
-from kvstore.spark.types import for_spark
+from kvstore.spark.options import Kind, Options, Place
+from kvstore.spark.read.offsets import StreamOffset
+from kvstore.spark.read.place import TablePlace, Where
+from kvstore.spark.read.tasks import (
+    Aggregate,
+    Loaded,
+    Part,
+    Pinned,
+    ReadPiece,
+    ReadRange,
+    ReadTask,
+    Value,
+    columns_needed,
+    columns_of_rows,
+    tasks_of,
+)
+from logformat.ids import Epoch, Offset
 
 TASK_BYTES_MIN, TASK_BYTES_MAX = 1 << 20, 64 << 20
 """Bytes of a task's objects: fewer are not worth a task; more are divided, because executors may outnumber cores."""
 
 
-@dataclass(frozen=True)
-class ReplicaPlace:
-    """A table in a replica, or a shared table, and the view of it that is read, for any process."""
+def load(url: str, options: Options) -> Loaded:
+    """Find the table that options name, and pin the objects that they select.
 
-    url: str
-    store_id: UUID
-    definition: TableDefinition
-    kind: Kind
-    is_shared: bool = False
-
-    @property
-    def table_id(self) -> int:
-        """Id of the table."""
-        return self.definition.id
-
-    @property
-    def name(self) -> str:
-        """Name of the table."""
-        return self.definition.name
-
-    def tail(self) -> Tail:
-        """The table from now on.
-
-        Raises:
-            NoSuchTable: It was dropped.
-            MissingVersion, ReplicaBehind, CorruptData, Unavailable: It can't be read.
-        """
-        if not self.is_shared:
-            return ReplicaTail(self.url, self.definition.id)
-        shared = SharedTable.find(self.url, ObjectStore(self.url), self.name)
-        if shared.definition.id != self.table_id:
-            raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
-        return SharedTail(shared, SystemClock())
-
-    def stored(self, columns: Sequence[str] | None = None) -> pa.Schema:
-        """Stored columns.
-
-        Raises:
-            SchemaMismatch: There is no such column.
-            UnsupportedOperation: The table does not have this view.
-        """
-        if self.kind is Kind.CHANGELOG:
-            return changelog_schema(self.definition, columns)
-        if self.kind is Kind.BINLOG:
-            check_undoable(self.definition)
-            return binlog_schema(self.definition, columns)
-        self.check_key()
-        return scan_schema(self.definition, columns)
-
-    def check_key(self) -> None:
-        """Verify that the table has a key, and so rows.
-
-        Raises:
-            UnsupportedOperation: It is a log table.
-        """
-        if self.definition.primary_key is None:
-            raise UnsupportedOperation(
-                "A log table has no key; read `<table>$changelog` from `earliest`.", table=self.definition.name
-            )
+    Raises:
+        InvalidRequest, UnsupportedOperation: The table does not have what the options select.
+        MissingVersion: The replica has a gap before the selected end.
+        ReplicaBehind: The replica does not reach as far.
+        CorruptData, Unavailable: An object that has to be read is damaged, or can't be read.
+    """
+    place, table = found(url, options)
+    columns = place.stored(options.columns)
+    try:
+        return Loaded(columns, Pinned(place, tuple(_ranges(place, table, options))))
+    except OffsetOutOfRange as error:
+        return Loaded(columns, None, late=error)
 
 
-@dataclass(frozen=True)
-class PinnedReplica:
-    """The pinned objects of a batch read, and the columns to choose from."""
-
-    place: ReplicaPlace
-    columns: pa.Schema
-    reads: tuple[Changes | Rows, ...]
-
-    @classmethod
-    def of(cls, place: ReplicaPlace, table: ReplicaTable, options: Options) -> PinnedReplica:
-        """Pin the objects that the options select.
-
-        Raises:
-            InvalidRequest, UnsupportedOperation, OffsetOutOfRange: The table does not have what the options select.
-            MissingVersion: The replica has a gap before the selected end.
-            ReplicaBehind: The replica does not reach as far.
-            CorruptData, Unavailable: An object that has to be read is damaged, or can't be read.
-        """
-        return cls(place, place.stored(options.columns), tuple(_reads(place, table, options)))
-
-
-def found_replica(url: str, options: Options) -> tuple[ReplicaPlace, ReplicaTable]:
+def found(url: str, options: Options) -> tuple[TablePlace, ReplicaTable]:
     """The table of a replica that options name, or the shared table; see :meth:`ReplicaTable.of` for errors."""
     client = ObjectStore(url)
-    is_shared = has_shared_tables(client)
-    if is_shared:
+    where = Where.SHARED if has_shared_tables(client) else Where.REPLICA
+    if where is Where.SHARED:
         table = SharedTail(SharedTable.find(url, client, options.table), SystemClock()).table
     else:
         table = ReplicaTable.of(url, options.table, client)
-    return ReplicaPlace(url, table.store_id, table.definition, options.kind, is_shared), table
+    return TablePlace(url, table.store_id, table.definition, options.kind, where), table
 
 
-def _reads(place: ReplicaPlace, table: ReplicaTable, options: Options) -> Iterator[Changes | Rows]:
+def _ranges(place: TablePlace, table: ReplicaTable, options: Options) -> Iterator[ReadRange]:
     if place.kind is Kind.ROWS:
         ends = table.ends() if options.as_of is None else table.offsets_as_of(options.as_of)
-        yield from (table.rows(bucket, end) for bucket, end in ends.items())
+        yield from (ReadRange(bucket, end, end, rows=table.rows(bucket, end)) for bucket, end in ends.items())
         return
     start = options.start or "earliest"
     ranges = table.offset_ranges(start, options.end or "latest", fail_on_data_loss=options.fail_on_data_loss)
     if start == "full":
         place.check_key()
-        yield from (table.rows(bucket, first) for bucket, (first, _) in ranges.items())
-    yield from (table.changes(bucket, *each) for bucket, each in ranges.items() if each[0] < each[1])
+    for bucket, (first, last) in ranges.items():
+        yield _with_objects(table, ReadRange(bucket, first, last), rows=start == "full")
 
 
-@dataclass
-class ReplicaReadTask(InputPartition):
-    """The reads of one task."""
+def _with_objects(table: ReplicaTable, given: ReadRange, *, rows: bool) -> ReadRange:
+    return replace(
+        given,
+        rows=table.rows(given.bucket, given.start) if rows else None,
+        changes=table.changes(given.bucket, given.start, given.end) if given.start < given.end else None,
+    )
 
-    place: ReplicaPlace
-    pieces: tuple[Changes | Rows, ...]
 
+class ReplicaReads:
+    """Reads of the objects of a replica, or of a shared table; see :class:`kvstore.spark.read.tasks.Reads`."""
 
-@errors_shown_alone
-class KvStoreReplicaReader(FilteredReader):
-    """Reads the pinned objects in a few large partitions."""
+    tasks_max = TASK_BYTES_MAX / TASK_BYTES_MIN
 
-    def __init__(self, pinned: PinnedReplica, schema: StructType, options: Options) -> None:
-        super().__init__(pinned.place.kind, schema, options)
-        self._pinned = pinned
+    def __init__(self, place: TablePlace) -> None:
+        self._place = place
 
-    @contextmanager
-    def _buckets(self) -> Iterator[tuple[pa.Schema, BucketOf]]:
-        place = self._pinned.place
-        yield place.stored(), partial(bucket_of, place.definition)
+    def hold(self, pinned: Pinned) -> None:
+        """A replica keeps objects for as long as it was told."""
 
-    def partitions(self) -> list[InputPartition]:
-        """Partitions, one for each core, fewer if there is little to read, more if there is much."""
-        place = self._pinned.place
-        reads = [
-            piece
-            for each in self._pinned.reads
-            if self._bucket in (None, each.bucket)
-            for piece in _possible(each, place.stored(), self._filter)
-        ]
-        return tasks_of_replica(place, reads, self.cores)
+    def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
+        """None: rows are counted by reading them."""
+        del ranges, wanted
+        return None
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one partition.
+    def parts(self, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
+        """Parts of a range that may have rows that pass a filter, by the names of the objects."""
+        if given.rows is not None:
+            rows = ReadPiece(given.bucket, given.start, given.end, rows=given.rows)
+            yield Part(given.rows.bytes / TASK_BYTES_MIN, lambda _: [rows])
+        if given.changes is not None:
+            for possible in _possible(given.changes, self._place.stored(), filter):
+
+                def cut(parts: int, changes: Changes = possible) -> list[ReadPiece]:
+                    return [
+                        ReadPiece(each.bucket, each.start, each.end, changes=each) for each in changes.pieces(parts)
+                    ]
+
+                yield Part(possible.bytes / TASK_BYTES_MIN, cut)
+
+    def batches(
+        self, piece: ReadPiece, target: pa.Schema, filter: pc.Expression | None, needed: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """What a piece has.
 
         Raises:
             CorruptData: An object is missing or damaged.
             Unavailable: The replica can't be reached.
             StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index.
         """
-        # Without any partition, Spark calls this with another object.
-        if isinstance(partition, ReplicaReadTask):
-            yield from read_replica(partition, self._target, self._filter)
+        kind, definition = self._place.kind, self._place.definition
+        reader = ReplicaReader(ObjectStore(self._place.path), self._place.store_id, definition)
+        wanted = list(needed or columns_needed(target, kind, definition.primary_key))
+        if kind is Kind.ROWS:
+            assert piece.rows is not None
+            return reader.rows(piece.rows, wanted, filter, room())
+        whole = binlog_schema(definition, columns_of_rows(definition.schema, target)) if kind is Kind.BINLOG else None
+        names = wanted if whole is None else changelog_columns(whole)
+        if piece.rows is not None:
+            changes = reader.inserts(piece.rows, names, room())
+        else:
+            assert piece.changes is not None
+            changes = reader.changes(piece.changes, names, whole_updates=whole is not None)
+        return changes if whole is None else binlog_of(changes, whole)
 
 
-def tasks_of_replica(
-    place: ReplicaPlace, reads: Sequence[Changes | Rows], cores: int | None = None
-) -> list[InputPartition]:
-    """Tasks, one for each core, fewer if there is little to read, more if there is much."""
-    parts = [_part(each) for each in reads]
-    return [ReplicaReadTask(place, pieces) for pieces in divided(parts, cores, TASK_BYTES_MAX / TASK_BYTES_MIN)]
+class FollowedReplica:
+    """A table of a replica, or a shared table, that a stream follows; see :class:`kvstore.spark.read.stream.Followed`.
 
-
-def read_replica(
-    task: ReplicaReadTask, target: pa.Schema, filter: pc.Expression | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Read a task's pieces as batches for Spark; see :meth:`KvStoreReplicaReader.read`.
-
-    Args:
-        target: Requested columns, with the types that Spark expects.
-        filter: Only rows for which it is true.
+    Every method that needs the objects raises Unavailable if they can't be reached, MissingVersion if the replica has a
+    hole, and CorruptData if an object that has to be read is damaged.
     """
-    freeze_once()
-    place = task.place
-    reader = ReplicaReader(ObjectStore(place.url), place.store_id, place.definition)
-    for piece in task.pieces:
-        batches = _batches(reader, place.kind, piece, target, filter)
-        if filter is not None:
-            batches = larger(rows_where(batches, filter))
-        for batch in batches:
-            yield for_spark(batch, target)
+
+    def __init__(self, place: TablePlace, options: Options) -> None:
+        if options.consumer is not None:
+            raise UnsupportedOperation(
+                "A shared table has no consumers; leave option `consumer` out."
+                if place.where is Where.SHARED
+                else "A replica has no consumers; leave option `consumer` out, and have the replica keep changes for "
+                "longer than the stream may stop (`kvstore replica add --retention-days`).",
+                consumer=options.consumer,
+            )
+        self._place = place
+        self._options = options
+        self._known: Tail | None = None
+
+    @property
+    def leader_epoch(self) -> Epoch | None:
+        """Epoch of the leader that shipped what was last looked at; None if nothing leads."""
+        return self._tail().leader_epoch
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._known = None
+
+    def _tail(self) -> Tail:
+        if self._known is None:
+            self._known = _tail_of(self._place)
+        return self._known
+
+    def renew(self) -> None:
+        """Take what was shipped, or published, since."""
+        if self._known is not None:
+            self._known.poll()
+        # The columns of a stream are those that it began with.
+        self._tail().table.definition.check_names_of(self._place.definition.schema_id)
+
+    def bounds(self) -> dict[int, tuple[Offset, Offset]]:
+        """Start and end of the changes of each bucket."""
+        return self._tail().table.bounds()
+
+    def begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
+        """For each bucket, where the stream starts; if that is with the rows, the time of the last commit before."""
+        tail, rows_of = self._tail(), None
+        if start == "full":
+            self._place.check_key()
+            rows_of = {bucket: tail.last_timestamp(bucket, end) for bucket, end in tail.table.ends().items()}
+        ranges = tail.table.offset_ranges(start, "latest", fail_on_data_loss=self._options.fail_on_data_loss)
+        return {bucket: Offset(first) for bucket, (first, _) in ranges.items()}, rows_of
+
+    def check_continues(self, before: StreamOffset) -> None:
+        """Verify that later leaders have the changes before an offset."""
+        if before.leader_epoch is not None:
+            self._tail().check_leader(before.by_bucket, before.leader_epoch)
+
+    def whole_ends(
+        self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
+    ) -> dict[int, Offset] | None:
+        """Ends of a read that has each write whole; None if the objects do not say of which write they are."""
+        found, is_whole = self._tail().whole_ends(before, ends, records)
+        return found if is_whole else None
+
+    def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+        return self._tail().commit_end(bucket, start, end, records)
+
+    def key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
+        """None: the rows of a bucket are rebuilt as a whole, so a batch has those of one bucket."""
+        del bucket, keys, as_of
+        return None, rows
+
+    def tasks(self, ranges: Sequence[ReadRange], cores: int | None) -> list[ReadTask]:
+        """Tasks that read the ranges.
+
+        Raises:
+            UnsupportedOperation: A range begins between the rows of a bucket, in a checkpoint of a store.
+        """
+        table = self._tail().table
+        place = replace(self._place, definition=table.definition)
+        if any(each.keys is not None and each.keys.start > KeyRange().start for each in ranges):
+            raise UnsupportedOperation(
+                "The checkpoint lies between the rows of a bucket, and a replica has the rows of a bucket as a whole; "
+                "continue with the store until all rows are read, or start with a new checkpoint.",
+                url=self._place.path,
+            )
+        found = [_with_objects(table, each, rows=each.inserted_at is not None) for each in ranges]
+        return tasks_of(place, ReplicaReads(place), found, cores=cores)
+
+    def register(self, before: Mapping[int, Offset], *, began: bool) -> None:
+        """There are no consumers."""
+
+    def committed(self, place: StreamOffset) -> None:
+        """Forget the names of the objects that were read."""
+        if not place.rows_from:
+            self._tail().forget(place.by_bucket)
 
 
-def _part(piece: Changes | Rows) -> Part[Changes | Rows]:
-    def cut(parts: int) -> Sequence[Changes | Rows]:
-        return piece.pieces(parts) if isinstance(piece, Changes) else [piece]
+def _tail_of(place: TablePlace) -> Tail:
+    """The table from now on.
 
-    return Part(piece.bytes / TASK_BYTES_MIN, cut)
+    Raises:
+        NoSuchTable: It was dropped.
+        MissingVersion, ReplicaBehind, CorruptData, Unavailable: It can't be read.
+    """
+    if place.where is Where.REPLICA:
+        return ReplicaTail(place.path, place.definition.id)
+    shared = SharedTable.find(place.path, ObjectStore(place.path), place.name)
+    if shared.definition.id != place.table_id:
+        raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=place.name)
+    return SharedTail(shared, SystemClock())
 
 
-def _possible(piece: Changes | Rows, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[Changes | Rows]:
+def _possible(piece: Changes, schema: pa.Schema, filter: pc.Expression | None) -> Iterator[Changes]:
     """Parts of a read that may have rows that pass a filter, by the names of the objects."""
-    if filter is None or isinstance(piece, Rows):
+    if filter is None:
         yield piece
         return
     offset, version = pc.field("_log_offset"), pc.field("_commit_version")
@@ -251,23 +295,6 @@ def _possible(piece: Changes | Rows, schema: pa.Schema, filter: pc.Expression | 
         count = next((at for at, place in enumerate(found) if place != found[0] + at), len(found))
         yield piece.within(piece.ranges[found[0] : found[0] + count])
         found = found[count:]
-
-
-def _batches(
-    reader: ReplicaReader, kind: Kind, piece: Changes | Rows, target: pa.Schema, filter: pc.Expression | None
-) -> Iterator[pa.RecordBatch]:
-    definition = reader.definition
-    needed = columns_needed(target, kind, definition.primary_key)
-    if kind is Kind.ROWS:
-        assert isinstance(piece, Rows)
-        return reader.rows(piece, needed, filter, room())
-    whole = binlog_schema(definition, columns_of_rows(definition.schema, target)) if kind is Kind.BINLOG else None
-    names = needed if whole is None else changelog_columns(whole)
-    if isinstance(piece, Rows):
-        changes = reader.inserts(piece, names, room())
-    else:
-        changes = reader.changes(piece, names, whole_updates=whole is not None)
-    return changes if whole is None else binlog_of(changes, whole)
 
 
 def room() -> Path:

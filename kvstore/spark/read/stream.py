@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import datetime as dt
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
@@ -28,37 +27,27 @@ from kvstore.read.changelog import milliseconds
 from kvstore.read.scan import KeyRange
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options, Place
-from kvstore.spark.read.batch import ranges_of_changes
-from kvstore.spark.read.offsets import Began, Identity, Raw, StreamOffset, by_name, decoded, initial, table_id
-from kvstore.spark.read.place import TablePlace, opened
-from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
+from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
+from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.splits import ReadRange, ReadTask, read
 from kvstore.spark.types import arrow_schema
-from kvstore.store.store import Store
-from kvstore.table.table import Table
 from logformat.ids import Offset
 
 
-@errors_shown_alone
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows the changes of a table, of a store or of a replica.
+class Followed(Protocol):
+    """A table that a stream follows: of a store, of a replica, or a shared one.
 
-    Raises:
-        UnsupportedOperation, InvalidRequest: The options do not apply to this table, or not to a stream.
+    Attributes:
+        leader_epoch: Of a replica, the epoch of the leader that shipped what was last looked at.
     """
 
-    def __init__(self, place: Identity, table: Table | TableDefinition, schema: StructType, options: Options) -> None:
-        self._identity = place
-        self._buckets = table.buckets
-        self._schema = schema
-        self._options = options
-        self._start = _start_of(table, options)
-        self._until: dict[int, Offset] | None = None
-        self._turn = count()
-        self.cores: int | None = None
-        """Number of cores of the cluster; those of this machine if None."""
+    @property
+    def leader_epoch(self) -> Epoch | None: ...
 
-    @abstractmethod
-    def _renew(self) -> None:
+    def close(self) -> None:
+        """Give up what is open."""
+
+    def renew(self) -> None:
         """Take what is new.
 
         Raises:
@@ -66,44 +55,67 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             SchemaMismatch: Columns of the table were renamed or dropped since the stream began.
         """
 
-    @abstractmethod
-    def _bounds(self) -> dict[int, tuple[Offset, Offset]]:
+    def bounds(self) -> dict[int, tuple[Offset, Offset]]:
         """Start and end of the readable changes of each bucket."""
 
-    @abstractmethod
-    def _begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
+    def begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
         """For each bucket, where the stream starts; if that is with the rows, the time of the last commit before."""
 
-    @abstractmethod
-    def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
-        """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
-
-    @abstractmethod
-    def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
-        """Where a batch of the rows at the start ends; see :meth:`kvstore.read.splits.Splits.key_after`."""
-
-    @abstractmethod
-    def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
-        """Tasks that read the ranges."""
-
-    def _check_continues(self, before: StreamOffset) -> None:
+    def check_continues(self, before: StreamOffset) -> None:
         """Verify that the changes after an offset continue those before it."""
 
-    def _register(self, before: Mapping[int, Offset], *, began: bool) -> None:
+    def whole_ends(
+        self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
+    ) -> dict[int, Offset] | None:
+        """Ends of a read of about so many changes that has each write whole; None if that is not known."""
+
+    def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
+        """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
+
+    def key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
+        """Where a batch of the rows at the start ends; see :meth:`kvstore.read.splits.Splits.key_after`."""
+
+    def tasks(self, ranges: Sequence[ReadRange], cores: int | None) -> list[ReadTask]:
+        """Tasks that read the ranges."""
+
+    def register(self, before: Mapping[int, Offset], *, began: bool) -> None:
         """Keep the changes from an offset on.
 
         Args:
             began: Whether the stream starts there.
         """
 
+    def committed(self, place: StreamOffset) -> None:
+        """The changes before an offset were read, and are not read again."""
+
+
+@errors_shown_alone
+class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the changes of a table, of a store or of a replica.
+
+    Raises:
+        UnsupportedOperation, InvalidRequest: The options do not apply to this table, or not to a stream.
+    """
+
+    def __init__(self, place: TablePlace, followed: Followed, schema: StructType, options: Options) -> None:
+        self._place = place
+        self._followed = followed
+        self._schema = schema
+        self._options = options
+        self._start = _start_of(place.definition, options)
+        self._until: dict[int, Offset] | None = None
+        self._turn = count()
+        self.cores: int | None = None
+        """Number of cores of the cluster; those of this machine if None."""
+
     def _offset(self, offsets: Mapping[int, Offset], began: Began | None = None) -> StreamOffset:
-        return StreamOffset(table_id(self._identity), by_name(offsets), began)
+        return StreamOffset(table_id(self._place), by_name(offsets), began, self._followed.leader_epoch)
 
     def _decoded(self, raw: Raw) -> StreamOffset | None:
-        return decoded(raw, self._identity, self._buckets)
+        return decoded(raw, self._place, self._place.definition.buckets)
 
     def _ends(self) -> dict[int, Offset]:
-        return {bucket: end for bucket, (_, end) in self._bounds().items()}
+        return {bucket: end for bucket, (_, end) in self._followed.bounds().items()}
 
     def initialOffset(self) -> Raw:  # noqa: N802
         """The initial offset; see :mod:`kvstore.spark.read.offsets`."""
@@ -116,7 +128,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Limit the stream to the changes that exist now."""
-        self._renew()
+        self._followed.renew()
         self._until = self._ends()
 
     def latestOffset(self, start: Raw, limit: ReadLimit) -> Raw:  # noqa: N802
@@ -128,16 +140,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             OffsetOutOfRange: The log ends before ``start``.
             UnsupportedOperation, StoreFull: The catalog can't be written for the consumer. Nothing was changed.
         """
-        self._renew()
+        self._followed.renew()
         place = self._decoded(start)
         if place is not None:
-            self._check_continues(place)
+            self._followed.check_continues(place)
         began = self._begin() if place is None else None
         before = place.by_bucket if place is not None else _offsets_of(began)
         ends = self._ends()
         for bucket, offset in before.items():
             _check_order(bucket, offset, ends[bucket])
-        self._register(before, began=began is not None)
+        self._followed.register(before, began=began is not None)
         left = _rows_left(place, began)
         if left and isinstance(limit, ReadMaxRows):
             return self._copied(place.began if place is not None else began, left, limit.max_rows).raw()
@@ -176,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         began = last.began if first is None else first.began
         left, left_after = _rows_left(first, began), _rows_left(last, None)
         begin = first.by_bucket if first is not None else _offsets_of(last.began)
-        logs = self._bounds()
+        logs = self._followed.bounds()
         ranges = []
         for bucket, stop in last.by_bucket.items():
             (log_start, log_end), place = logs[bucket], begin[bucket]
@@ -194,11 +206,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ranges.append(ReadRange(bucket, place, stop, began.rows_of[name], keys))
             else:
                 ranges.append(ReadRange(bucket, place, stop))
-        return self._tasks(ranges)
+        return [*self._followed.tasks(ranges, self.cores)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of one partition."""
+        assert isinstance(partition, ReadTask)
+        yield from read(partition, arrow_schema(self._schema))
+
+    def commit(self, end: Raw) -> None:
+        """Say that the changes before an offset were read, to the consumer if there is one.
+
+        Raises:
+            UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
+        """
+        place = self._decoded(end)
+        if place is not None:
+            self._followed.committed(place)
+
+    def stop(self) -> None:
+        """Close what is open; Spark rarely calls this before the process ends."""
+        self._followed.close()
 
     def _begin(self) -> Began:
         """Fix the start of the stream."""
-        offsets, rows_of = self._begin_at(self._start)
+        offsets, rows_of = self._followed.begin_at(self._start)
         if self._until is not None:
             offsets = {bucket: min(offset, self._until[bucket]) for bucket, offset in offsets.items()}
         return Began(by_name(offsets), None if rows_of is None else by_name(rows_of))
@@ -211,7 +242,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         assert began is not None
         rows_from = dict(left)
-        offsets, bounds = _offsets_of(began), self._bounds()
+        offsets, bounds = _offsets_of(began), self._followed.bounds()
         for name, key in left.items():
             if most <= 0:
                 break
@@ -219,7 +250,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offset, log_start = offsets[bucket], bounds[bucket][0]
             if offset < log_start:
                 self._check_loss(bucket, offset, log_start, rows=True)
-            following, rows = self._key_after(bucket, KeyRange(key), most, offset)
+            following, rows = self._followed.key_after(bucket, KeyRange(key), most, offset)
             most -= rows
             if following is None:
                 del rows_from[name]
@@ -237,17 +268,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(ends)
         if not isinstance(limit, ReadMaxRows):
             raise UnsupportedOperation("A stream is limited by `maxOffsetsPerTrigger` only.", limit=limit)
+        if (whole := self._followed.whole_ends(before, ends, limit.max_rows)) is not None:
+            return whole
         taken = dict(before)
         lagging = [bucket for bucket, end in sorted(ends.items()) if before[bucket] < end]
         turn = next(self._turn) % max(1, len(lagging))
-        left, starts = limit.max_rows, self._bounds()
+        left, starts = limit.max_rows, self._followed.bounds()
         for place, bucket in enumerate(lagging[turn:] + lagging[:turn]):
             if left <= 0:
                 break
             quota = -(-left // (len(lagging) - place))
             # partitions() reports expired changes.
             start = max(before[bucket], starts[bucket][0])
-            taken[bucket] = self._commit_end(bucket, start, ends[bucket], quota)
+            taken[bucket] = self._followed.commit_end(bucket, start, ends[bucket], quota)
             left -= taken[bucket] - start
         return taken
 
@@ -266,88 +299,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-@errors_shown_alone
-class KvStoreStreamReader(StreamReader):
-    """Follows the changes of a table of a store on this machine.
-
-    Args:
-        table: Open only during this call.
-    """
-
-    def __init__(self, place: TablePlace, table: Table, schema: StructType, options: Options) -> None:
-        super().__init__(place, table, schema, options)
-        self._place = place
-        self._open: tuple[Store, Table] | None = None
-        self._is_registered = False
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The changes of one partition."""
-        assert isinstance(partition, ReadTask)
-        yield from read(partition, arrow_schema(self._schema))
-
-    def commit(self, end: Raw) -> None:
-        """Record the progress of the stream in its consumer, if it has one; Spark's checkpoint is authoritative.
-
-        Raises:
-            UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
-        """
-        place = self._decoded(end)
-        if self._options.consumer is not None and place is not None:
-            self._table().parts.hold(self._options.consumer, place.by_bucket)
-
-    def stop(self) -> None:
-        """Close the store; Spark rarely calls this before the process ends."""
-        if self._open is not None:
-            self._open[0].close()
-            self._open = None
-
-    def _table(self) -> Table:
-        if self._open is None:
-            store = opened(self._place.path)
-            self._open = store, self._place.table_of(store)
-        self._place.check_names(self._open[0])  # the columns of a stream are those that it began with
-        return self._open[1]
-
-    def _renew(self) -> None:
-        self._table()
-
-    def _bounds(self) -> dict[int, tuple[Offset, Offset]]:
-        table = self._table()
-        starts = table.offsets()
-        return {bucket: (Offset(starts[bucket][0]), end) for bucket, (end, _) in table.committed().items()}
-
-    def _begin_at(self, start: Place) -> tuple[dict[int, Offset], dict[int, int] | None]:
-        ranges = ranges_of_changes(self._table(), start, fail_on_data_loss=self._options.fail_on_data_loss)
-        offsets = {each.bucket: Offset(each.start) for each in ranges}
-        return offsets, {each.bucket: each.inserted_at or 0 for each in ranges} if start == "full" else None
-
-    def _commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
-        return self._table().parts.of_bucket(bucket).commit_end(start, end, records)
-
-    def _key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
-        return self._table().parts.of_bucket(bucket).key_after(keys, rows, as_of=as_of)
-
-    def _tasks(self, ranges: Sequence[ReadRange]) -> list[InputPartition]:
-        return tasks_of(self._place, self._table(), ranges, cores=self.cores)
-
-    def _register(self, before: Mapping[int, Offset], *, began: bool) -> None:
-        """Set the consumer's position before the stream continues from it, so that the log is kept from there.
-
-        Args:
-            began: Whether the stream starts there. Otherwise the position is already set, unless the consumer is new or
-                was dropped, or the checkpoint is older.
-        """
-        name = self._options.consumer
-        if name is None or (self._is_registered and not began):
-            return
-        known = self._table().consumers.get(name)
-        if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
-            # partitions() reports expired changes.
-            self._table().parts.hold(name, before)
-        self._is_registered = True
-
-
-def _start_of(table: Table | TableDefinition, options: Options) -> Place:
+def _start_of(table: TableDefinition, options: Options) -> Place:
     """Start of a stream without a checkpoint."""
     if options.kind is Kind.ROWS:
         raise UnsupportedOperation(

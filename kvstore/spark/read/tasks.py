@@ -1,32 +1,35 @@
-"""Division of a read among tasks: a few large ones, because each task costs as much as reading some megabytes."""
+"""Reads of Spark as plain data: what one process pins and divides, others perform.
+
+* A pinned read has offsets, keys and names of objects only: it is the same in every process, and JSON for the connector.
+* A read is divided into a few large tasks, because each task costs as much as reading some megabytes.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from math import ceil
-from typing import Generic, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
-from kvstore.read.binlog import AFTER, BEFORE, binlog_of, changelog_columns
-from kvstore.read.scan import KeyRange, rows_where
+from kvstore.errors import OffsetOutOfRange
+from kvstore.read.binlog import AFTER, BEFORE
+from kvstore.read.scan import KeyRange
+from kvstore.replica.read.parts import Changes, Rows
 from kvstore.spark.options import Kind
-from kvstore.spark.read.net import CHANGE_TYPE, VERSION, net_changes
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.types import for_spark
-from kvstore.table.table import Table
-from logformat.ids import Offset
 
-ROWS_TASK_BYTES_MIN = 4 << 20
-"""Bytes of an index that cost as much to read as a task; fewer are not worth a task."""
-CHANGES_TASK_BYTES_MIN = 1 << 20
-"""The same for a log, which is compressed."""
+Aggregate = tuple[Literal["count", "min", "max"], str | None]
+"""A function, and the column it is of."""
+Value = int | str | None
+"""The value of an aggregate as JSON has it: a date as days since 1970."""
 BATCH_ROWS_MIN = 1 << 14
 """Smaller batches, which a filter leaves, are joined: each batch costs Spark some time."""
 
@@ -40,6 +43,7 @@ class ReadRange:
         inserted_at: If given, the rows as of ``start`` come first, as inserts of a commit at this time in milliseconds
             since the Unix epoch; None for changes only.
         keys: If given, only the rows of these keys.
+        rows, changes: Of a replica or a shared table, the objects that have the rows, and the changes.
     """
 
     bucket: int
@@ -47,6 +51,8 @@ class ReadRange:
     end: int
     inserted_at: int | None = None
     keys: KeyRange | None = None
+    rows: Rows | None = None
+    changes: Changes | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,7 @@ class ReadPiece:
 
     Attributes:
         keys: If given, the rows of these keys as of ``end``; None for changes from ``start`` to ``end``.
+        rows, changes: Of a replica or a shared table, the objects that are read: those of one of the two.
     """
 
     bucket: int
@@ -62,14 +69,74 @@ class ReadPiece:
     end: int
     keys: tuple[KeyRange, ...] | None = None
     inserted_at: int | None = None
+    rows: Rows | None = None
+    changes: Changes | None = None
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A batch read, pinned.
+
+    Attributes:
+        ranges: What is read of each bucket.
+        lease: Name of the lease that keeps the log of a store for this read.
+    """
+
+    place: TablePlace
+    ranges: tuple[ReadRange, ...]
+    lease: str = field(default_factory=lambda: uuid4().hex)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What is found when a source is loaded.
+
+    Attributes:
+        columns: Stored columns that the options select.
+        pinned: The pinned read; None if only a stream can begin where the options say, for ``late``.
+        rows_max: Number of rows that are read, or a little more; None if it is not known.
+        stored_bytes: About how much of the index or the log is read; None if it is not known.
+        bucketed: Number of buckets and their key, if it is one column and there is a task or more for each bucket.
+    """
+
+    columns: pa.Schema
+    pinned: Pinned | None
+    rows_max: int | None = None
+    stored_bytes: int | None = None
+    bucketed: tuple[int, str] | None = None
+    late: OffsetOutOfRange | None = None
 
 
 @dataclass
 class ReadTask(InputPartition):
     """The pieces that one task reads."""
 
-    table: TablePlace
+    place: TablePlace
     pieces: tuple[ReadPiece, ...]
+
+
+class Reads(Protocol):
+    """Reads of a table at a place, in this process: of a store that is open, or of the objects of a replica.
+
+    Attributes:
+        tasks_max: If above 0, there are more tasks than cores when a task would be worth more than this.
+    """
+
+    tasks_max: float
+
+    def hold(self, pinned: Pinned) -> None:
+        """Keep for a while what a pinned read needs, as far as the place can."""
+
+    def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
+        """Values of aggregates of a read without filters; None if rows must be read for one of them."""
+
+    def parts(self, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
+        """Parts of a range that may have rows that pass a filter."""
+
+    def batches(
+        self, piece: ReadPiece, target: pa.Schema, filter: pc.Expression | None, needed: Sequence[str] | None
+    ) -> Iterator[pa.RecordBatch]:
+        """What a piece has, with all rows that pass the filter, and perhaps others; see :func:`sources.read`."""
 
 
 T = TypeVar("T")
@@ -85,13 +152,13 @@ class Part(Generic[T]):
 
 def tasks_of(
     place: TablePlace,
-    table: Table,
+    reads: Reads,
     ranges: Sequence[ReadRange],
     filter: pc.Expression | None = None,
     cores: int | None = None,
     *,
     by_bucket: bool = False,
-) -> list[InputPartition]:
+) -> list[ReadTask]:
     """Tasks that read the ranges, one for each core or fewer, without parts in which no row passes the filter.
 
     Args:
@@ -100,9 +167,9 @@ def tasks_of(
     """
     if by_bucket and len(ranges) > 1:
         cores = max(1, (cores or os.cpu_count() or 1) // len(ranges))
-        return [task for each in ranges for task in tasks_of(place, table, [each], filter, cores)]
-    parts = list(chain.from_iterable(_parts(table, place.kind, each, filter) for each in ranges))
-    return [ReadTask(place, pieces) for pieces in divided(parts, cores)]
+        return [task for each in ranges for task in tasks_of(place, reads, [each], filter, cores)]
+    parts = list(chain.from_iterable(reads.parts(each, filter) for each in ranges))
+    return [ReadTask(place, pieces) for pieces in divided(parts, cores, reads.tasks_max)]
 
 
 def divided(parts: Sequence[Part[T]], cores: int | None = None, tasks_max: float = 0) -> list[tuple[T, ...]]:
@@ -125,76 +192,6 @@ def divided(parts: Sequence[Part[T]], cores: int | None = None, tasks_max: float
             tasks[min(count - 1, int(count * middle / total)) if total else 0].append(piece)
             done += part.tasks / len(pieces)
     return [tuple(pieces) for pieces in tasks if pieces]
-
-
-def read(
-    task: ReadTask, target: pa.Schema, filter: pc.Expression | None = None, needed: Sequence[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Read a task's pieces as batches for Spark.
-
-    Args:
-        target: Requested columns, with the types that Spark expects.
-        filter: Only rows for which it is true.
-        needed: Requested columns and those that the filter may use; the requested columns if None.
-
-    Raises:
-        NoSuchTable: The table was dropped meanwhile.
-        OffsetOutOfRange: Requested offsets have expired meanwhile.
-        CorruptData: The index or the log is damaged.
-    """
-    freeze_once()
-    with task.table.open() as table:
-        for piece in task.pieces:
-            names = list(needed or columns_needed(target, task.table.kind, table.primary_key))
-            batches = _batches(table, task.table.kind, piece, target, names)
-            if filter is not None:
-                batches = larger(rows_where(batches, filter))
-            for batch in batches:
-                yield for_spark(batch, target)
-
-
-def _parts(table: Table, kind: Kind, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
-    splits, start, end = table.parts.of_bucket(given.bucket), Offset(given.start), Offset(given.end)
-    rows = ReadPiece(given.bucket, given.start, given.end, ())
-    if kind is not Kind.ROWS:
-        rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
-        schema = table.binlog_schema() if kind is Kind.BINLOG else table.changelog_schema()
-        for first, last in splits.offsets_where(schema, filter, start, end):
-
-            def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
-                return [ReadPiece(given.bucket, *each) for each in splits.split_changes(first, last, parts)]
-
-            yield Part(splits.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
-        filter = None  # a filter on changes does not limit the keys
-    if kind is not Kind.ROWS and given.inserted_at is None:
-        return
-    if ranges := [given.keys] if given.keys is not None else splits.keys_where(filter, as_of=rows.end):
-        yield Part(
-            splits.row_bytes(ranges) / ROWS_TASK_BYTES_MIN,
-            lambda parts: [replace(rows, keys=keys) for keys in splits.split_keys(ranges, parts)],
-        )
-
-
-def _batches(
-    table: Table, kind: Kind, piece: ReadPiece, target: pa.Schema, names: list[str]
-) -> Iterator[pa.RecordBatch]:
-    splits, bucket = table.parts.of_bucket(piece.bucket), piece.bucket
-    if kind is Kind.ROWS:
-        assert piece.keys is not None
-        return splits.rows(piece.keys, names, as_of=piece.end)
-    whole = table.binlog_schema(columns_of_rows(table.schema, target)) if kind is Kind.BINLOG else None
-    if piece.keys is not None:
-        assert piece.inserted_at is not None
-        columns = names if whole is None else changelog_columns(whole)
-        rows = splits.inserts(piece.keys, columns, as_of=piece.end, timestamp=piece.inserted_at)
-        return rows if whole is None else binlog_of(rows, whole)
-    start, end = {bucket: piece.start}, {bucket: piece.end}
-    if kind is Kind.NET:
-        names = list(dict.fromkeys([*names, *(table.primary_key or ()), CHANGE_TYPE, VERSION]))
-        return net_changes(table.changelog(start, end, bucket, names), table.primary_key)
-    if whole is None:
-        return table.changelog(start, end, bucket, names)
-    return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
 
 
 def columns_needed(target: pa.Schema, kind: Kind, key: Sequence[str] | None) -> list[str]:
