@@ -23,9 +23,9 @@ class StoreFailure(val line: String) extends QueryExecutionException(line, null)
 /** The other end is gone. */
 class HelperEnded
     extends StoreFailure(
-      "The helper process of kvstore (`python -m kvstore.spark.connector.helper`) ended before it had answered; was it " +
-        "killed, perhaps because memory was short? Another one is started when this is run again. If it ends again, the " +
-        "standard error of Spark's process on this host says why.")
+      "The helper process of kvstore ended before it had answered; was it killed, perhaps because memory was short? Run " +
+        "this again: another one is started. If that ends, too, the standard error of Spark's process on this host says " +
+        "why.")
 
 /** A conversation with a process of the helper. A message is its length, in four bytes, and JSON. */
 class Connection(val channel: SocketChannel) extends AutoCloseable {
