@@ -22,9 +22,10 @@ from kvstore.read.changelog import End, Start
 from kvstore.read.scan import check_filter
 from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
-from kvstore.spark.read.batch import Pinned, ranges_of_changes
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
+from kvstore.spark.read.sources import read
+from kvstore.spark.read.store import StoreReads, ranges_of_changes
+from kvstore.spark.read.tasks import Pinned, ReadRange, ReadTask, tasks_of
 from kvstore.spark.types import arrow_schema, spark_schema
 from kvstore.table.table import Table
 
@@ -76,8 +77,9 @@ def _frame(
     # pyarrow does not say which columns a filter uses
     needed = schema.names if where is None else whole.names
     place = TablePlace.of(str(table.parts.store_path), table, kind)
-    Pinned(place, tuple(ranges)).hold(table)
-    tasks = tasks_of(place, table, ranges, where)
+    reads = StoreReads(place, table)
+    reads.hold(Pinned(place, tuple(ranges)))
+    tasks = tasks_of(place, reads, ranges, where)
     columns = spark_schema(schema)
     if not tasks:
         return spark.createDataFrame([], columns)
@@ -96,14 +98,12 @@ def mapped(tasks: DataFrame, run: Any, columns: StructType) -> DataFrame:
     return type(tasks)(tasks._jdf.mapInArrow(applied._jc, False, None), tasks.sparkSession)
 
 
-def _reader(tasks: Sequence[Any], columns: StructType, where: pc.Expression | None, needed: Sequence[str]) -> Any:
+def _reader(tasks: Sequence[ReadTask], columns: StructType, where: pc.Expression | None, needed: Sequence[str]) -> Any:
     def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         target = arrow_schema(columns)
         for batch in numbers:
             for number in batch.column(0).to_pylist():
-                task = tasks[number]
-                assert isinstance(task, ReadTask)
                 with shown_alone():
-                    yield from read(task, target, where, needed)
+                    yield from read(tasks[number], target, where, needed)
 
     return run

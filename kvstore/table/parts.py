@@ -16,8 +16,9 @@ from kvstore.arguments import integer, integer_within
 from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.history.since import keys_changed
+from kvstore.meta.state import TableDefinition
 from kvstore.read.splits import Splits
-from kvstore.request.partition import bucket_of, buckets_of_rows, row_indices_by_bucket, spread
+from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
 from kvstore.request.preparation import fitted
 from kvstore.request.results import WriteResult
 from kvstore.request.targets import filled
@@ -45,9 +46,10 @@ class TableParts:
         """Directory of the store."""
         return self._opened.handles[0].place.directory.parents[2]
 
-    def bucket_of(self, values: Mapping[str, pa.Scalar]) -> int | None:
-        """The bucket of all rows with these values; None if several buckets may have some."""
-        return bucket_of(self._reading.current(), values)
+    @property
+    def definition(self) -> TableDefinition:
+        """Definition of the table now."""
+        return self._reading.current()
 
     def of_bucket(self, bucket: int) -> Splits:
         """Reads of a bucket that several readers share.

@@ -17,7 +17,9 @@ from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
 from kvstore.spark.read.place import TablePlace
-from kvstore.spark.read.splits import ReadRange, read, tasks_of
+from kvstore.spark.read.sources import read
+from kvstore.spark.read.store import StoreReads
+from kvstore.spark.read.tasks import ReadRange, tasks_of
 from tests.spark.test_source import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark
@@ -145,7 +147,7 @@ def test_rows_come_first_and_then_what_was_changed_since(store: kvstore.Store) -
     table.flush()
     place = TablePlace.of(str(store.path), table, Kind.CHANGELOG)
     target = pa.schema([("k", pa.int64()), ("s", pa.string()), ("_change_type", pa.string())])
-    tasks = tasks_of(place, table, [ReadRange(0, 3, 7, inserted_at=0)])
+    tasks = tasks_of(place, StoreReads(place, table), [ReadRange(0, 3, 7, inserted_at=0)])
     found = [tuple(row.values()) for task in tasks for batch in read(task, target) for row in batch.to_pylist()]
     update = [(k, text, kind) for k in (0, 1) for text, kind in (("a", "update_preimage"), ("b", "update_postimage"))]
     assert sorted(found) == sorted([(k, "a", "insert") for k in range(3)] + update)

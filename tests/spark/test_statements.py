@@ -22,11 +22,10 @@ from pyspark.sql.functions import udf
 import kvstore
 from kvstore.errors import Conflict
 from kvstore.spark.connector.messages import Broken, Messages
-from kvstore.spark.connector.plans import encode_read
+from kvstore.spark.connector.plans import encode
 from kvstore.spark.connector.requests import answer
 from kvstore.spark.connector.writes import begin, begin_statement, commit
 from kvstore.spark.options import Kind
-from kvstore.spark.read.batch import Pinned
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.types import spark_schema
@@ -302,9 +301,8 @@ def test_a_write_beside_a_statement_on_a_wal_image_is_a_conflict_and_its_log_is_
     table.flush()
     options = {"path": str(store.path), "table": "t"}
     source = KvStoreSource(options)
-    columns, pinned = source.pin(None)
-    assert isinstance(pinned, Pinned)
-    begin_statement({"options": options, "pinned": encode_read(pinned), "command": "UPDATE"})
+    columns = source.schema()
+    begin_statement({"options": options, "pinned": encode(source.pin(columns)), "command": "UPDATE"})
     assert [len(each.named) for each in store.runtime.catalog().consumers.values()] == [1]
     (task,) = (reader := source.reader(columns)).partitions()
     table.upsert({"k": 2, "s": "beside", "n": 2})

@@ -22,8 +22,8 @@ from kvstore.replica.location import replica_at
 from kvstore.shared.in_place import SharedCatalog
 from kvstore.shared.table import has_shared_tables
 from kvstore.spark.options import Kind, Options, directory_of
+from kvstore.spark.read import replica
 from kvstore.spark.read.place import opened
-from kvstore.spark.read.replica import found_replica
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
 from kvstore.store.store import Store, open_store
 from logformat.catalog.edits import TableOptions
@@ -90,7 +90,7 @@ def described(given: Mapping[str, str]) -> Description:
     """
     options = Options.of(given)
     if (url := replica_at(options.path)) is not None:
-        definition = found_replica(url, options)[0].definition
+        definition = replica.found(url, options)[0].definition
     else:
         with opened(options.path) as store:
             definition = store.runtime.definition(options.table)

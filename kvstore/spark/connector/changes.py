@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from kvstore.errors import OffsetOutOfRange, UnsupportedOperation
 from kvstore.replica.location import replica_at
 from kvstore.spark.connector.messages import Message
-from kvstore.spark.connector.plans import encode_read
+from kvstore.spark.connector.plans import encode
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.batch import Pinned
-from kvstore.spark.read.place import TablePlace, found
-from kvstore.spark.read.splits import ReadRange
+from kvstore.spark.read.place import found
+from kvstore.spark.read.store import StoreReads, changes_max
+from kvstore.spark.read.tasks import Pinned, ReadRange
 from kvstore.spark.read.versions import Bound, offsets_of, ranges_of
 from kvstore.spark.types import spark_schema
-from logformat.ids import Offset
 
 
 def load(request: Message) -> Message:
@@ -31,7 +31,7 @@ def load(request: Message) -> Message:
                 "(changelog_image='wal'); leave `deduplicationMode` out.",
                 table=name,
             )
-        columns = spark_schema(table.changelog_schema())
+        columns = spark_schema(place.stored())
         answer: Message = {"columns": columns.json(), "key": list(table.primary_key or ())}
         begins = offsets_of(table, start, is_start=True)
         try:
@@ -41,16 +41,13 @@ def load(request: Message) -> Message:
         else:
             begins = {bucket: first for bucket, (first, _) in ranges.items()}
             kind = Kind.NET if request["net"] or table.primary_key is None else Kind.CHANGELOG
-            at = TablePlace.of(place.path, table, kind)
-            read = Pinned(at, tuple(ReadRange(bucket, *each) for bucket, each in ranges.items()))
+            read = Pinned(replace(place, kind=kind), tuple(ReadRange(bucket, *each) for bucket, each in ranges.items()))
+            reads = StoreReads(read.place, table)
             if end.place is not None:
-                read.hold(table)
-            answer["pinned"] = encode_read(read)
-            answer["rows"] = sum(each.end - each.start for each in read.ranges)  # an offset has one row or none
-            answer["bytes"] = sum(
-                table.parts.of_bucket(each.bucket).change_bytes(Offset(each.start), Offset(each.end))
-                for each in read.ranges
-            )
+                reads.hold(read)
+            answer["pinned"] = encode(read)
+            answer["rows"] = changes_max(read.ranges)
+            answer["bytes"] = reads.change_bytes(read.ranges)
     offsets = json.dumps({str(bucket): offset for bucket, offset in begins.items()})
     answer["options"] = {"path": path, "table": f"{name}$changelog", "startingOffsets": offsets}
     return answer

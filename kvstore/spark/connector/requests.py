@@ -5,9 +5,8 @@ An error of a store is one line: its class, what happened and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
@@ -16,22 +15,15 @@ from kvstore.read.scan import first_rows
 from kvstore.spark.connector import catalog, changes, writes
 from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import (
-    decode_read,
-    decode_schema,
-    decode_task,
-    encode_read,
-    encode_schema,
-    encode_task,
-)
+from kvstore.spark.connector.plans import decode, decode_schema, encode, encode_schema
 from kvstore.spark.connector.stream import follow
 from kvstore.spark.options import Options
 from kvstore.spark.read.batch import KvStoreReader
 from kvstore.spark.read.filters import expression_of
-from kvstore.spark.read.replica import KvStoreReplicaReader, PinnedReplica, read_replica
-from kvstore.spark.read.splits import ReadTask, read
+from kvstore.spark.read.sources import read, reads_of
+from kvstore.spark.read.tasks import Pinned, ReadTask
 from kvstore.spark.source import KvStoreSource
-from kvstore.spark.types import arrow_schema, decode_columns
+from kvstore.spark.types import arrow_schema, decode_columns, spark_schema
 
 
 def answer(request: Message, messages: Messages) -> None:
@@ -91,18 +83,20 @@ def _load(request: Message) -> Message:
             return found | {"columns": described.log_columns.json()}
     source = KvStoreSource(request["options"])
     # A catalog loads a table for each DESCRIBE and INSERT, too.
-    columns, pinned = source.pin(
-        decode_columns(request["columns"]) if "columns" in request else None, keep_log=described is None
-    )
-    found["columns"] = (columns if described is None else described.columns(columns)).json()
-    if pinned is not None:
-        found["pinned"] = encode_read(pinned)
-    if source.rows_max is not None:
-        found["rows"] = source.rows_max
-    if source.stored_bytes is not None:
-        found["bytes"] = source.stored_bytes
-    if source.bucketed is not None:
-        found["bucketed"] = {"buckets": source.bucketed[0], "column": source.bucketed[1]}
+    loaded = source.load(keep_log=described is None)
+    columns = decode_columns(request["columns"]) if "columns" in request else None
+    if columns is not None:
+        source.pin(columns)
+    shown = spark_schema(loaded.columns) if columns is None else columns
+    found["columns"] = (shown if described is None else described.columns(shown)).json()
+    if loaded.pinned is not None:
+        found["pinned"] = encode(loaded.pinned)
+    if loaded.rows_max is not None:
+        found["rows"] = loaded.rows_max
+    if loaded.stored_bytes is not None:
+        found["bytes"] = loaded.stored_bytes
+    if loaded.bucketed is not None:
+        found["bucketed"] = {"buckets": loaded.bucketed[0], "column": loaded.bucketed[1]}
     return found
 
 
@@ -130,12 +124,11 @@ def _plan(request: Message) -> Message:
     reader.cores = request["cores"]
     if filters := filters_of(request["filters"]):
         reader.use_filters(filters)
-    if isinstance(reader, KvStoreReader):
-        reader.by_bucket = request.get("byBucket", False)
+    reader.by_bucket = request.get("byBucket", False)
     tasks = reader.partitions()
-    found: Message = {"tasks": [encode_task(task) for task in tasks]}
-    if request.get("byBucket"):
-        found["buckets"] = [task.pieces[0].bucket for task in tasks if isinstance(task, ReadTask)]
+    found: Message = {"tasks": [encode(task) for task in tasks]}
+    if reader.by_bucket:
+        found["buckets"] = [task.pieces[0].bucket for task in tasks]
     if reader.stored is not None:
         found["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
     return found
@@ -145,35 +138,28 @@ def _aggregate(request: Message) -> Message:
     """Values of aggregates, if they are known without reading rows."""
     reader = _reader(request, StructType())
     wanted = [(each["name"], each.get("column")) for each in request["of"]]
-    return {"values": reader.aggregates(wanted) if isinstance(reader, KvStoreReader) else None}
+    return {"values": reader.aggregates(wanted)}
 
 
-def _reader(request: Message, columns: StructType) -> KvStoreReader | KvStoreReplicaReader:
+def _reader(request: Message, columns: StructType) -> KvStoreReader:
     options = Options.of(request["options"])
     options.check_use("read")
     text = request.get("pinned")
-    pinned = KvStoreSource(request["options"]).pin(columns)[1] if text is None else decode_read(text)
-    if isinstance(pinned, PinnedReplica):
-        return KvStoreReplicaReader(pinned, columns, options)
-    assert pinned is not None
+    pinned = KvStoreSource(request["options"]).pin(columns) if text is None else decode(text, Pinned)
     return KvStoreReader(pinned, columns, options)
 
 
 def _see(request: Message) -> None:
     """Verify that this host has the store of a task."""
-    task = decode_task(request["task"])
-    if isinstance(task, ReadTask):
-        with task.table.open():
-            pass
+    with reads_of(decode(request["task"], ReadTask).place):
+        pass
 
 
 def _read(request: Message, messages: Messages) -> None:
     """The columns of a task: a message and an Arrow stream; a message follows that says that it is complete."""
-    task = decode_task(request["task"])
     target = arrow_schema(decode_columns(request["columns"]))
     filter = _expression(request["filter"]) if "filter" in request else None
-    batches: Iterator[pa.RecordBatch]
-    batches = read(task, target, filter) if isinstance(task, ReadTask) else read_replica(task, target, filter)
+    batches = read(decode(request["task"], ReadTask), target, filter)
     if "limit" in request:
         batches = first_rows(batches, request["limit"])
     messages.send({})

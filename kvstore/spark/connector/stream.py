@@ -10,8 +10,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import encode_task
-from kvstore.spark.read.stream import StreamReader
+from kvstore.spark.connector.plans import encode
+from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.source import KvStoreSource
 
 
@@ -28,7 +28,6 @@ def follow(
         Broken: The other end has closed.
     """
     reader = KvStoreSource(request["options"]).streamReader(columns)
-    assert isinstance(reader, StreamReader)
     try:
         limit = reader.getDefaultReadLimit()
         messages.send({"limit": limit.max_rows if isinstance(limit, ReadMaxRows) else None})
@@ -38,7 +37,7 @@ def follow(
         reader.stop()
 
 
-def _answer(reader: StreamReader, call: Message) -> Message:
+def _answer(reader: KvStoreStreamReader, call: Message) -> Message:
     match call["call"]:
         case "initial":
             return {"offset": json.dumps(reader.initialOffset())}
@@ -52,7 +51,7 @@ def _answer(reader: StreamReader, call: Message) -> Message:
         case "plan":
             reader.cores = call["cores"]
             tasks = reader.partitions(json.loads(call["start"]), json.loads(call["end"]))
-            return {"tasks": [encode_task(task) for task in tasks]}
+            return {"tasks": [encode(task) for task in tasks]}
         case "commit":
             reader.commit(json.loads(call["end"]))
         case "availableNow":

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import msgspec
 from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import decode_read
+from kvstore.spark.connector.plans import decode, encode
 from kvstore.spark.options import Options
-from kvstore.spark.read.batch import Pinned
+from kvstore.spark.read.store import StoreReads
+from kvstore.spark.read.tasks import Pinned
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.write.job import WriteJob
-from kvstore.spark.write.sink import KvStoreWriter
 from kvstore.spark.write.staged import Staged
 from kvstore.spark.write.statement import Statement, check_statement
 
@@ -25,8 +24,7 @@ from kvstore.spark.write.statement import Statement, check_statement
 def begin(request: Message, columns: StructType) -> Message:
     """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``."""
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
-    assert isinstance(writer, KvStoreWriter)
-    return {"job": _encode(writer.job)}
+    return {"job": encode(writer.job)}
 
 
 def begin_statement(request: Message) -> Message:
@@ -49,8 +47,8 @@ def begin_statement(request: Message) -> Message:
     with read.place.open() as table:
         check_statement(table, request["command"])
         key = list(table.primary_key or ())
-        read.hold(table, until_commit=True)
-    return {"job": _encode(WriteJob(read.place, statement=_statement(request))), "key": key}
+        StoreReads(read.place, table).hold(read, until_commit=True)
+    return {"job": encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 
 
 def stage(request: Message, messages: Messages) -> Message:
@@ -62,7 +60,7 @@ def stage(request: Message, messages: Messages) -> Message:
         for _ in batches:  # the other end hears nothing before it has sent all
             pass
         raise
-    return {"staged": _encode(staged)}
+    return {"staged": encode(staged)}
 
 
 def commit(request: Message) -> Message:
@@ -81,9 +79,7 @@ def abort(request: Message) -> Message:
 
 
 def _read(request: Message) -> Pinned:
-    read = decode_read(request["pinned"])
-    assert isinstance(read, Pinned)
-    return read
+    return decode(request["pinned"], Pinned)
 
 
 def _statement(request: Message) -> Statement:
@@ -91,12 +87,8 @@ def _statement(request: Message) -> Statement:
 
 
 def _job(request: Message) -> WriteJob:
-    return msgspec.json.decode(request["job"], type=WriteJob)
+    return decode(request["job"], WriteJob)
 
 
 def _staged(request: Message) -> list[Staged]:
-    return [msgspec.json.decode(text, type=Staged) for text in request["staged"]]
-
-
-def _encode(what: WriteJob | Staged) -> str:
-    return msgspec.json.encode(what).decode()
+    return [decode(text, Staged) for text in request["staged"]]

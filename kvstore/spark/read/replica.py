@@ -162,7 +162,7 @@ class ReplicaReads:
 
 
 class FollowedReplica:
-    """A table of a replica, or a shared table, that a stream follows; see :class:`kvstore.spark.read.stream.Followed`.
+    """A table of a replica, or a shared one, that a stream follows; see :class:`kvstore.spark.read.followed.Followed`.
 
     Every method that needs the objects raises Unavailable if they can't be reached, MissingVersion if the replica has a
     hole, and CorruptData if an object that has to be read is damaged.

@@ -12,8 +12,8 @@ from kvstore.read.scan import rows_where
 from kvstore.replica.location import replica_at
 from kvstore.spark.options import Options
 from kvstore.spark.read import replica, store
+from kvstore.spark.read.followed import Followed
 from kvstore.spark.read.place import TablePlace, Where, found
-from kvstore.spark.read.stream import Followed
 from kvstore.spark.read.tasks import Loaded, Reads, ReadTask, freeze_once, larger
 from kvstore.spark.types import for_spark
 

@@ -60,7 +60,7 @@ def load(options: Options, *, keep_log: bool = True) -> Loaded:
             return Loaded(columns, None, late=error)
         reads = StoreReads(place, table)
         if keep_log and (options.kind is Kind.ROWS or options.end is not None):
-            # Spark asks for a stream's columns in the same way: a stream that is started often would keep the whole log.
+            # Spark asks for a stream's columns, too: one that is started often would keep the whole log.
             reads.hold(pinned)
         if place.kind is Kind.ROWS:
             rows, stored = count_of(table, place.kind, pinned.ranges), reads.row_bytes()
@@ -205,7 +205,7 @@ class StoreReads:
 
 
 class FollowedStore:
-    """A table of a store that a stream follows; see :class:`kvstore.spark.read.stream.Followed`."""
+    """A table of a store that a stream follows; see :class:`kvstore.spark.read.followed.Followed`."""
 
     leader_epoch: Epoch | None = None
     """None: the store itself leads."""

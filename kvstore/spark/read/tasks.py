@@ -1,6 +1,6 @@
 """Reads of Spark as plain data: what one process pins and divides, others perform.
 
-* A pinned read has offsets, keys and names of objects only: it is the same in every process, and JSON for the connector.
+* A pinned read has offsets, keys and names of objects only: the same in every process, and JSON for the connector.
 * A read is divided into a few large tasks, because each task costs as much as reading some megabytes.
 """
 
