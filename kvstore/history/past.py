@@ -22,13 +22,16 @@ class Past:
 
     Attributes:
         handles: One for each bucket, in order.
-        current: Returns the table's current entry in the catalog; raises if it has no key, was dropped, or the store
-            was closed.
+        current: Returns the definition by which the reader calls the columns; raises if the table has no key, was
+            dropped, or the store was closed.
+        latest: Returns the table's current entry in the catalog; read after an end of a log, it has the schemas of all
+            changes before that end.
         catalog: Returns the catalog as of now, which has the names of writers and jobs.
     """
 
     handles: Sequence[BucketHandle]
     current: Callable[[], TableDefinition]
+    latest: Callable[[], TableDefinition]
     catalog: Callable[[], CatalogState]
 
     @property

@@ -28,7 +28,7 @@ def keys_changed(
         else:
             # Without a look at the index: the caller may be the one who keeps its bucket waiting.
             ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(last)) for bucket, last in end.items()}
-        definition = past.current()
+        definition = past.latest()
         definition.check_names_of(SchemaId(schema_id), since)
         layout = layout_of(definition)
         wanted = layout.encode_keys(keys).to_arrow()

@@ -56,7 +56,7 @@ def undo_of(past: Past, start: Start, end: End | None, selection: Selection) -> 
         check_separable(past.current())
     with past.reading():
         ranges = {bucket: past.range_of(bucket, start, "latest" if end is None else end) for bucket in past.buckets}
-        definition = past.current()  # read after the ranges, so that it has the schemas of all changes
+        definition = past.latest()  # read after the ranges, so that it has the schemas of all changes
         offsets = {int(bucket): int(now) for bucket, (_, _, now) in ranges.items()}
         undone = {
             "start": {int(bucket): int(first) for bucket, (first, _, _) in ranges.items()},

@@ -50,7 +50,7 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     log = past.handles[bucket].log
     with past.reading():
         first, end, _ = past.range_of(bucket, start, "latest")
-        definition = past.current().named_as(known)  # read after `end`, so that it has the schemas of all changes
+        definition = past.latest().named_as(known)  # read after `end`, so that it has the schemas of all changes
         origins = Origins(past.catalog(), definition.id)
         headers: dict[Offset, BatchHeader] = {}
 

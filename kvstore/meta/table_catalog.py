@@ -89,3 +89,23 @@ class TableCatalog:
     def show_last_commit(self) -> None:
         """Make the last committed edit visible; see :meth:`Journal.show_last_commit`."""
         self.journal.show_last_commit()
+
+
+@dataclass(slots=True, eq=False)
+class FixedCatalog(TableCatalog):
+    """The same catalog, with the definition that the table had at one moment.
+
+    Args:
+        fixed: The definition of that moment.
+    """
+
+    fixed: TableDefinition
+
+    def definition(self) -> TableDefinition:
+        """Definition of the table at that moment.
+
+        Raises:
+            NoSuchTable: The table was dropped since.
+        """
+        self.now()
+        return self.fixed

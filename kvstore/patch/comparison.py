@@ -20,6 +20,7 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     """What changes make of the rows as they are; a change without effect is left out.
 
     Args:
+        table: With fixed columns: they are asked for more than once.
         stay: Keys whose rows stay as they are, and are shown.
 
     Raises:

@@ -53,31 +53,33 @@ class Patch:
 
         Raises:
             Conflict: A row has changed since the undo was computed.
-            SchemaMismatch: The changes do not fit the table.
+            SchemaMismatch: The changes do not fit the table; or columns were renamed or dropped meanwhile, or since the
+                undo was computed.
             UnsupportedOperation: The table has no key; its engine is not ``last_row``; it takes no deletes and the
                 patch has some; or a row would need its old value in a column that the table fills. The error names the
                 engine, the option or the column.
         """
-        check_patchable(table)
-        offsets = {bucket: end for bucket, (_, end) in table.offsets().items()}
+        # Every name below is one of these columns, whatever they are called before this ends.
+        fixed = table.with_fixed_columns(changes.schema_id if isinstance(changes, Undo) else None, _CHANGED[1])
+        check_patchable(fixed)
+        offsets = {bucket: end for bucket, (_, end) in fixed.offsets().items()}
         undone: dict[str, object] = {}
-        stay, schema_id = None, table.schema_id
+        stay = None
         if isinstance(changes, Undo):
-            schema_id = changes.schema_id
             offsets, undone, stay = dict(changes.offsets), dict(changes.undone), changes.conflicts
-        store_id, table_id = table.identity
+        store_id, table_id = fixed.identity
         header = Header(
             id=uuid4().hex,
             store_id=store_id,
             table_id=table_id,
-            table=table.name,
-            schema_id=schema_id,
-            key=list(table.primary_key or ()),
+            table=fixed.name,
+            schema_id=fixed.schema_id,
+            key=list(fixed.primary_key or ()),
             offsets=offsets,
-            as_of_ms=max(time for _, time in table.committed().values()),
+            as_of_ms=max(time for _, time in fixed.committed().values()),
             undone=undone,
         )
-        patch = cls(Contents(header, compared(table, changes, stay)))
+        patch = cls(Contents(header, compared(fixed, changes, stay)))
         patch._check_deletes(table)
         patch.check(table)
         return patch
@@ -191,11 +193,12 @@ class Patch:
             OffsetOutOfRange: See :meth:`check`. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Table.apply_epoch`.
         """
-        check_patchable(table)
         self._check_table(table)
-        self._check_deletes(table)
+        fixed = table.with_fixed_columns(self._contents.header.schema_id, _CHANGED[1])
+        check_patchable(fixed)
+        self._check_deletes(fixed)
         changes = self.changes
-        automatic = table.options.auto_increment
+        automatic = fixed.options.auto_increment
         if automatic is not None:
             changes = Changes(changes.rows.drop_columns([automatic]), changes.is_delete)
         seen = self._seen(table)
@@ -203,8 +206,8 @@ class Patch:
         def confirm(first: Mapping[BucketId, Offset]) -> None:
             self._check_since(table, seen, {int(bucket): int(offset) for bucket, offset in first.items()})
 
-        parts = {BucketId(bucket): part for bucket, part in table.by_bucket(changes).items()}
-        return table.apply_parts(parts, self.writer, epoch=0, confirm=confirm)
+        parts = {BucketId(bucket): part for bucket, part in fixed.by_bucket(changes).items()}
+        return fixed.apply_parts(parts, self.writer, epoch=0, confirm=confirm)
 
     def _seen(self, table: Table) -> dict[int, int]:
         """The offsets up to which nothing is in conflict; see :meth:`check`, also for errors."""

@@ -72,13 +72,18 @@ class SingleReads:
         self._known: tuple[TableDefinition, SingleRowCodec, Callable[[Any, bytes], int]] | None = None
 
     def get(
-        self, key: Any, definition: TableDefinition, current: Callable[[], TableDefinition]
+        self,
+        key: Any,
+        definition: TableDefinition,
+        current: Callable[[], TableDefinition],
+        latest: Callable[[], TableDefinition],
     ) -> dict[str, Any] | None:
         """The row of a key, or None.
 
         Args:
             definition: The table's entry in the catalog.
             current: Returns the current one; refuses a log table.
+            latest: Returns the one that has the schemas of all rows.
         """
         known = self._known
         if known is None or known[0] is not definition:
@@ -96,7 +101,7 @@ class SingleReads:
             # Another process has added a column since, or Python lacks a value: the latter is an error below.
         definition = current()
         key_rows = intake.key_rows([key], layout_of(definition).key_schema)
-        found_rows = rows_of_keys(self._handles, lambda: current().named_as(definition), key_rows)
+        found_rows = rows_of_keys(self._handles, lambda: latest().named_as(definition), key_rows)
         row: dict[str, Any] = found_rows.to_pylist()[0]
         return row if row.pop(FOUND) else None
 

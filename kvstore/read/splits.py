@@ -30,7 +30,9 @@ class Splits:
     """Planned reads of one bucket; created by :meth:`kvstore.Table.shares`.
 
     Args:
-        current: Returns the table's current entry in the catalog; raises if it has no key or was dropped.
+        current: Returns the definition by which the reader calls the columns; raises if the table has no key or was
+            dropped.
+        latest: Returns the table's current entry in the catalog, which has the schemas of all rows.
         held: Iterates over the result of a read of a view; opens the view now and closes it with the iterator.
     """
 
@@ -38,10 +40,12 @@ class Splits:
         self,
         handle: BucketHandle,
         current: Callable[[], TableDefinition],
+        latest: Callable[[], TableDefinition],
         held: Callable[[BucketHandle, Read], Iterator[pa.RecordBatch]],
     ) -> None:
         self._handle = handle
         self._current = current
+        self._latest = latest
         self._held = held
 
     def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
@@ -167,7 +171,7 @@ class Splits:
         names = scan_schema(definition, columns).names
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
-            current = self._current()
+            current = self._latest()
             if current.options.changelog_image == "wal" and (now := view.state().applied_offset) > as_of:
                 raise Conflict(
                     "Rows were written since this read began, and a table with a WAL image can only be read as it is "

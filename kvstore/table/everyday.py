@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import StoreError
-from kvstore.read.changelog import End, Start
+from kvstore.meta.state import TableDefinition
+from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
 from kvstore.read.scan import rows_where
 from kvstore.table.reading import TableReads
@@ -88,18 +90,21 @@ class EverydayReads(TableReads):
         Each scan reads the columns and rows that it needs, as they are when it begins; there may be any number of
         them. The rows of a log table are in the order in which they were appended.
         """
-        if self.primary_key is None:
-            return self._changes_dataset(self.schema, "earliest", "latest")
-        return _dataset(self.schema, self.scan)
+        definition = self._current()
+        if definition.primary_key is None:
+            return self._changes_dataset(definition, definition.schema, "earliest", "latest")
+        return _dataset(definition.schema, partial(self._rows, definition))
 
     def changes_dataset(self, start: Start = "earliest", end: End = "latest") -> TableDataset:
         """The changes from ``start`` to ``end`` as a dataset; see :meth:`changelog` and :meth:`dataset`."""
-        return self._changes_dataset(self.changelog_schema(), start, end)
+        definition = self._current()
+        return self._changes_dataset(definition, changelog_schema(definition), start, end)
 
-    def _changes_dataset(self, schema: pa.Schema, start: Start, end: End) -> TableDataset:
+    def _changes_dataset(self, definition: TableDefinition, schema: pa.Schema, start: Start, end: End) -> TableDataset:
         def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
             # A filter may be about any column.
-            changes = self.changelog(start, end, columns=schema.names if filter is not None else columns)
+            names = schema.names if filter is not None else columns
+            changes = self._changelog(definition, start, end, columns=names)
             rows: Iterator[pa.RecordBatch] = changes if filter is None else rows_where(changes, filter)
             wanted = changes.schema if columns is None else pa.schema([changes.schema.field(name) for name in columns])
             return pa.RecordBatchReader.from_batches(wanted, (batch.select(wanted.names) for batch in rows))
@@ -107,8 +112,11 @@ class EverydayReads(TableReads):
         return _dataset(schema, read)
 
     def __len__(self) -> int:
-        if self.options.changelog_image == "wal" and self.primary_key is not None:  # its rows are not counted
-            return sum(batch.num_rows for batch in self.scan(self.primary_key))
+        definition = self._current()
+        if (
+            definition.options.changelog_image == "wal" and definition.primary_key is not None
+        ):  # its rows are not counted
+            return sum(batch.num_rows for batch in self._rows(definition, definition.primary_key))
         return self.count()
 
     def __bool__(self) -> bool:

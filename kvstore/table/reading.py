@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -20,7 +21,7 @@ from kvstore.history.past import Past
 from kvstore.history.reads import HistoryReads
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
-from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.table_catalog import FixedCatalog, TableCatalog
 from kvstore.meter import GETS_TIMED
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -45,7 +46,7 @@ from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access
 from kvstore.table.open_table import OpenTable
 from logformat.catalog.edits import TableOptions
-from logformat.ids import OFFSET_MAX, BucketId, Offset
+from logformat.ids import OFFSET_MAX, BucketId, Offset, SchemaId
 from logformat.rows import intake
 from logformat.rows.intake import Keys
 
@@ -78,16 +79,46 @@ class TableReads(HistoryReads):
 
     def use_catalog(self, catalog: TableCatalog) -> None:
         """Ask another catalog whether the table is there, and for its definition."""
-        self._catalog = catalog
+        self._catalog = self._newest = catalog
+
+    def with_fixed_columns(self, schema_id: int | None = None, since: str | None = None) -> Self:
+        """The same table with the columns that it has now, for a caller that asks for them more than once.
+
+        It calls each column by the name that it has now, also if columns are renamed or dropped meanwhile; it does not
+        have columns that are added. The changes that it undoes (:meth:`undo`) have the names of the call.
+
+        Args:
+            schema_id: A schema by which the caller already calls the columns.
+            since: End of the message if they were renamed: since when, and what to do.
+
+        Raises:
+            SchemaMismatch: Columns of that schema were renamed or dropped since.
+            NoSuchTable, StoreClosed: The table was dropped, or the store closed.
+        """
+        definition = self._current()
+        if schema_id is not None:
+            definition.check_names_of(SchemaId(schema_id), *([] if since is None else [since]))
+        known, fixed = self._newest, copy(self)
+        fixed._catalog = FixedCatalog(known.journal, known.table, known.name, known.clock, definition)
+        return fixed
 
     def _current(self) -> TableDefinition:
-        """Definition of the table as the catalog has it now.
+        """Definition of the table as the catalog has it now, or as it was when its columns were fixed.
 
         Raises:
             NoSuchTable, StoreClosed: The table was dropped, or the store closed.
         """
         self._access.check_open()
         return self._catalog.definition()
+
+    def _latest(self) -> TableDefinition:
+        """Definition as the catalog has it now, in any case: it has the schemas of all rows that are stored.
+
+        Raises:
+            NoSuchTable, StoreClosed: The table was dropped, or the store closed.
+        """
+        self._access.check_open()
+        return self._newest.definition()
 
     @property
     def name(self) -> str:
@@ -144,9 +175,9 @@ class TableReads(HistoryReads):
         """
         if next(self._gets) % GETS_TIMED:
             self._access.check_open()
-            return self._single.get(key, self._catalog.definition(), self._keyed)
+            return self._single.get(key, self._catalog.definition(), self._keyed, self._latest)
         began = self._meter.get.now()
-        row = self._single.get(key, self._keyed(), self._keyed)
+        row = self._single.get(key, self._keyed(), self._keyed, self._latest)
         self._meter.get.since(began)
         return row
 
@@ -174,7 +205,7 @@ class TableReads(HistoryReads):
         """
         definition = self._keyed()
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
-        return rows_of_keys(self._handles, lambda: self._keyed().named_as(definition), key_rows)
+        return rows_of_keys(self._handles, lambda: self._latest().named_as(definition), key_rows)
 
     def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
         """The rows whose keys begin with given values, in key order; with several buckets, one bucket after the other.
@@ -190,7 +221,7 @@ class TableReads(HistoryReads):
         """
         definition = self._keyed()
         values = prefix_row(prefix, layout_of(definition).key_schema)
-        return rows_of_prefix(self._handles, lambda: self._keyed().named_as(definition), values)
+        return rows_of_prefix(self._handles, lambda: self._latest().named_as(definition), values)
 
     def buckets_of(self, keys: Keys) -> list[int]:
         """The bucket of each key.
@@ -227,7 +258,17 @@ class TableReads(HistoryReads):
             OffsetOutOfRange: The log does not reach back to ``as_of``, or has not reached it yet.
             CorruptData: A row or a change is damaged; the reader may raise it.
         """
-        definition = self._keyed()
+        return self._rows(self._keyed(), columns, filter, limit, as_of)
+
+    def _rows(
+        self,
+        definition: TableDefinition,
+        columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
+        limit: int | None = None,
+        as_of: int | Mapping[int, int] | dt.datetime | None = None,
+    ) -> pa.RecordBatchReader:
+        """Read rows by the columns of a definition, whatever they are called by now; see :meth:`scan`."""
         names = _names(columns)
         schema = scan_schema(definition, names)
         if filter is not None:
@@ -242,8 +283,7 @@ class TableReads(HistoryReads):
         places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
 
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
-            # The current definition has the schemas of all rows.
-            current, place = self._keyed().named_as(definition), places[handle.place.identity.bucket_id]
+            current, place = self._latest().named_as(definition), places[handle.place.identity.bucket_id]
             if place is None:
                 ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
                 return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
@@ -307,7 +347,18 @@ class TableReads(HistoryReads):
             SchemaMismatch: There is no such column.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        definition = self._current()
+        return self._changelog(self._current(), start, end, bucket, columns, follow)
+
+    def _changelog(
+        self,
+        definition: TableDefinition,
+        start: Start,
+        end: End,
+        bucket: int | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+    ) -> ChangelogReader:
+        """Read changes by the columns of a definition, whatever they are called by now; see :meth:`changelog`."""
         schema = changelog_schema(definition, _names(columns))
         return ChangelogReader(schema, self._changes(definition, schema.names, start, end, bucket, follow))
 
@@ -454,7 +505,7 @@ class TableReads(HistoryReads):
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Splits(self._handle(bucket), self._keyed, self._held)
+        return Splits(self._handle(bucket), self._keyed, self._latest, self._held)
 
     def _keyed(self) -> TableDefinition:
         self._access.check_open()
@@ -464,7 +515,7 @@ class TableReads(HistoryReads):
         return definition
 
     def _past(self) -> Past:
-        return Past(self._handles, self._keyed, self._catalog.journal.state)
+        return Past(self._handles, self._keyed, self._latest, self._catalog.journal.state)
 
     def _changes(
         self,
@@ -499,7 +550,7 @@ class TableReads(HistoryReads):
         readers = []
         for each in buckets:
             reader = self._change_reader(
-                self._handles[each], lambda: self._current().named_as(definition), names, whole_updates
+                self._handles[each], lambda: self._latest().named_as(definition), names, whole_updates
             )
             first, last = place_in("start", start, each, buckets), place_in("end", end, each, buckets)
             readers.append(reader.read(first, last, follow=follow))

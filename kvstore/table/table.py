@@ -84,7 +84,9 @@ class Table(EverydayReads):
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._access.check_writable()
-        definition = self._catalog.definition()
+        return self._upsert(self._catalog.definition(), data, columns)
+
+    def _upsert(self, definition: TableDefinition, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         writes = small_writes(definition) if columns is None else None
         if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))
@@ -184,13 +186,15 @@ class Table(EverydayReads):
         return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
 
     def __setitem__(self, key: Keys, row: Any) -> None:
-        names, given = self._keyed().primary_key or (), row_of(row)
+        self._access.check_writable()
+        definition = self._keyed()
+        names, given = definition.primary_key or (), row_of(row)
         if not isinstance(given, Mapping):
             raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row))
         named = intake.key_row(key, names)
         if other := [name for name in names if name in given and given[name] != named[name]]:
             raise InvalidRequest("The row has another key than the one it is stored under.", key=key, columns=other)
-        self.upsert({**given, **named})
+        self._upsert(definition, {**given, **named})
 
     def __delitem__(self, key: Keys) -> None:
         self._access.check_writable()
@@ -317,7 +321,7 @@ class Table(EverydayReads):
             whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
 
         def rest() -> dict[BucketId, Changes]:
-            there = self.scan(list(definition.primary_key or ())).read_all()
+            there = self._rows(definition, definition.primary_key).read_all()
             deletes = deletes_of_others(there, whole.values(), definition.schema)
             return dict(spread(definition, deletes, BucketId(0)))
 
@@ -524,7 +528,7 @@ class Table(EverydayReads):
 
     def _apply_where(self, definition: TableDefinition, where: pc.Expression, decide: Decide) -> WriteResult:
         # Read before anything is written, so that no read lasts as long as the writes.
-        keys = self.scan(list(definition.primary_key or ()), where).read_all()
+        keys = self._rows(definition, definition.primary_key, where).read_all()
         batches = of_size(iter(keys.to_batches()), self._batch_rows_max)
         return apply_if(self._handles, definition, batches, decide)
 

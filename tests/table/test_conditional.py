@@ -260,7 +260,7 @@ class TestWhere:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([row(1, 1), row(2, 2)])
-        scan, fails = table.scan, [False]
+        scan, fails = table._rows, [False]
 
         def identity(_: Any, column: pa.Array) -> pa.Array:
             if fails[0]:
@@ -277,7 +277,7 @@ class TestWhere:
             identity, "kvstore_identity", {"summary": "", "description": ""}, {"n": pa.int32()}, pa.int32()
         )
         computed = pc.Expression._call("kvstore_identity", [pc.field("n")])
-        monkeypatch.setattr(table, "scan", scan_then_fail)
+        monkeypatch.setattr(table, "_rows", scan_then_fail)
         with pytest.raises(InvalidRequest, match="not today"):
             table.update_where(pc.field("n") > 0, {"n": computed})
         fails[0] = False
@@ -302,14 +302,14 @@ class TestWhere:
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         table.upsert([row(1, 1), row(2, 1)])
-        scan = table.scan
+        scan = table._rows
 
         def then_others_write(*given: Any) -> pa.RecordBatchReader:
             found = scan(*given)
             table.upsert(row(1, 5))
             return found
 
-        monkeypatch.setattr(table, "scan", then_others_write)
+        monkeypatch.setattr(table, "_rows", then_others_write)
         table.delete(where=pc.field("n") == 1)
         monkeypatch.undo()
         assert rows_of(table) == [row(1, 5)]

@@ -105,8 +105,9 @@ class TableInReplica(Table):
         with self._followed.one_moment():
             return super().prefix_lookup(prefix)
 
-    def scan(
+    def _rows(
         self,
+        definition: TableDefinition,
         columns: Sequence[str] | None = None,
         filter: pc.Expression | None = None,
         limit: int | None = None,
@@ -119,7 +120,7 @@ class TableInReplica(Table):
         """
         self._check_reached(as_of)
         with self._followed.one_moment():
-            return super().scan(columns, filter, limit, as_of)
+            return super()._rows(definition, columns, filter, limit, as_of)
 
     def count(self) -> int:
         """Number of rows; for a log table, number of appended records. Both are counted, which takes reading them."""
@@ -144,7 +145,7 @@ class TableInReplica(Table):
             return super().history(key, start)
 
     def _past(self) -> Past:
-        return Past(self._buckets_of_changes, self._keyed, self._followed.catalog)
+        return Past(self._buckets_of_changes, self._keyed, self._latest, self._followed.catalog)
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self._followed.name} of a {self._what}>"  # to count the rows would take reading them
