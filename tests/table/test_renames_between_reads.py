@@ -97,7 +97,7 @@ def test_a_key_is_of_one_moment(store: kvstore.Store, write: str) -> None:
     replaced = kvstore.Changes.of([("upsert", {"a": 1, "b": 2, "x": 9})], swaps.table.schema)
 
     def replace() -> None:
-        swaps.table.apply_parts({0: replaced}, "w", replaces=True)
+        swaps.table.parts.apply({0: replaced}, "w", replaces=True)
 
     def set_one() -> None:
         swaps.table[(1, 2)] = {"x": 9}
