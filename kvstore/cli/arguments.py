@@ -49,6 +49,12 @@ Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="COLUMN", help="A column of the primary key; once for each, in key order."),
 ]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", metavar="EXPR", help="Only rows for which this is true: \"size > 100 and path like 'src/%'\"."
+    ),
+]
 BucketNumber = Annotated[
     int | None, typer.Option("--bucket", metavar="N", help="Only this bucket, from 0.", show_default=False)
 ]
