@@ -1,7 +1,8 @@
-"""Checks of a call's arguments other than data: numbers, text and column names."""
+"""Checks of a call's arguments other than data: numbers, text, column names, and places in a log given as text."""
 
 from __future__ import annotations
 
+import datetime as dt
 import operator
 import os
 import re
@@ -10,8 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
+
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from logformat.urls import HARMLESS_PARAMETERS, shown_url
+
+_BY_BUCKET = 'JSON from bucket to offset such as {"0": 17, "1": 4}'
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(/?)(.*)", re.DOTALL)
 """A URL, also after pathlib has removed one of its slashes, as for paths of commands."""
@@ -95,6 +100,64 @@ def shown(given: object) -> str:
     """The repr of a wrong argument for a message, at most 100 characters."""
     text = repr(given)
     return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+def place_of(name: str, text: str, *words: str) -> Any:
+    """A place in a log, given as text.
+
+    Args:
+        name: The argument as the caller writes it, for the message: ``--start``.
+        words: Words that it may be, such as ``latest``.
+
+    Returns:
+        A word, an offset, a dict from bucket to offset, or a time.
+
+    Raises:
+        InvalidRequest: The text is none of these.
+    """
+    if text in words:
+        return text
+    if text.lstrip().startswith("{"):
+        return offsets_by_bucket(name, text, *words)
+    return offset_or_time(name, text, *words, _BY_BUCKET)
+
+
+def offset_or_time(name: str, text: str, *others: str) -> int | dt.datetime:
+    """An offset or a time; see :func:`time_of`."""
+    if re.fullmatch("[0-9]{1,19}", text):
+        return int(text)
+    return time_of(name, text, *others, "an offset")
+
+
+def time_of(name: str, text: str, *others: str) -> dt.datetime:
+    """A time with its zone, in ISO 8601.
+
+    Args:
+        others: What the argument may be instead, for the message.
+
+    Raises:
+        InvalidRequest: The text is no time, or it has no zone.
+    """
+    try:
+        time = dt.datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if time is None or time.tzinfo is None:
+        raise _none_of(name, text, *others, "a time with its zone such as 2026-01-31T12:00:00Z")
+    return time
+
+
+def offsets_by_bucket(name: str, text: str, *others: str) -> dict[int, int]:
+    """An offset for each bucket, in JSON; see :func:`time_of`."""
+    try:
+        return {int(bucket): offset for bucket, offset in msgspec.json.decode(text, type=dict[str, int]).items()}
+    except ValueError as error:
+        raise _none_of(name, text, *others, _BY_BUCKET) from error
+
+
+def _none_of(name: str, text: str, *forms: str) -> InvalidRequest:
+    *others, last = forms
+    return InvalidRequest(f"{name} is {', '.join(others)}{', or ' if others else ''}{last}.", given=shown(text))
 
 
 def path_of(given: str | os.PathLike[str]) -> Path:

@@ -23,10 +23,12 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import cdc
-from kvstore.bucket.batching import beginning, joined
-from kvstore.bucket.merge.exchange import Effect, Exchanged, digest_of, exchange
+from kvstore.bucket.merge import cdc
+from kvstore.bucket.merge.batching import beginning, joined
+from kvstore.bucket.merge.exchange import exchange
+from kvstore.bucket.merge.exchanged import Effect, Exchanged, digest_of
 from kvstore.bucket.merge.identical import without_identical
+from kvstore.bucket.merge.native import native_writes
 from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
@@ -362,8 +364,6 @@ class WritePath:
         Args:
             request: All of them as one.
         """
-        from kvstore.bucket.merge.native import native_writes
-
         native = native_writes(self.definition) if len(requests) == 1 else None
         if native is not None and (made := native.records(request, exchanged, preimages=self._has_preimages)):
             few = made.count < COMPRESSED_RECORDS_MIN

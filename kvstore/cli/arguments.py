@@ -7,16 +7,16 @@ import datetime as dt
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 from uuid import UUID
 
-import msgspec
 import pyarrow as pa
 import typer
 
 import kvstore
+from kvstore.arguments import place_of
 from kvstore.disk.files import read_file
-from kvstore.errors import InvalidRequest, NotAStore, StoreError, UnsupportedOperation
+from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
 from kvstore.request.key_texts import key_of_texts
 from logformat import paths
@@ -48,6 +48,12 @@ Columns = Annotated[
 Keys = Annotated[
     list[str] | None,
     typer.Option("--key", metavar="COLUMN", help="A column of the primary key; once for each, in key order."),
+]
+Where = Annotated[
+    str | None,
+    typer.Option(
+        "--where", metavar="EXPR", help="Only rows for which this is true: \"size > 100 and path like 'src/%'\"."
+    ),
 ]
 BucketNumber = Annotated[
     int | None, typer.Option("--bucket", metavar="N", help="Only this bucket, from 0.", show_default=False)
@@ -136,7 +142,7 @@ def start_of(given: str) -> Start:
     Raises:
         InvalidRequest: The text is not a valid start.
     """
-    return given if given in ("full", "earliest", "latest") else _place("start", given)  # type: ignore[return-value]
+    return place_of("--start", given, "full", "earliest", "latest")
 
 
 def end_of(given: str) -> End:
@@ -145,7 +151,7 @@ def end_of(given: str) -> End:
     Raises:
         InvalidRequest: The text is not a valid end.
     """
-    return "latest" if given == "latest" else _place("end", given)
+    return place_of("--end", given, "latest")
 
 
 def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
@@ -154,18 +160,4 @@ def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
     Raises:
         InvalidRequest: The text is neither.
     """
-    return None if given is None else _place("as-of", given)
-
-
-def _place(name: Literal["start", "end", "as-of"], given: str) -> int | dict[int, int] | dt.datetime:
-    try:
-        if given.startswith("{"):
-            return {int(bucket): offset for bucket, offset in msgspec.json.decode(given, type=dict[str, int]).items()}
-        return int(given) if given.isascii() and given.isdigit() else dt.datetime.fromisoformat(given)
-    except ValueError as error:
-        words = {"start": "full, earliest, latest, ", "end": "latest, ", "as-of": ""}[name]
-        raise InvalidRequest(
-            f'--{name} is one of {words}an offset, one for each bucket such as {{"0": 17, "1": 4}}, or a time such as'
-            " 2026-01-31T12:00:00Z.",
-            given=repr(given),
-        ) from error
+    return None if given is None else place_of("--as-of", given)

@@ -12,8 +12,7 @@ import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, opened
-from kvstore.cli.findings import print_findings
-from kvstore.cli.printing import print_json, print_line, print_table
+from kvstore.cli.printing import print_findings, print_json, print_line, print_table
 from kvstore.cli.progress import Bar
 from kvstore.errors import InvalidRequest, StoreError
 from logformat import paths

@@ -11,22 +11,23 @@ import typer
 from typer.core import TyperGroup
 
 import kvstore
-from kvstore.cli import replica, rows, shared, tables, writing
+from kvstore.cli import replica, shared
 from kvstore.cli.arguments import examples
 from kvstore.cli.check import check
 from kvstore.cli.compact import compact
 from kvstore.cli.demo.command import demo
 from kvstore.cli.doctor import doctor
 from kvstore.cli.export.command import export
-from kvstore.cli.history import history
 from kvstore.cli.job import command as job, run as job_run
 from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
-from kvstore.cli.sql import sql
+from kvstore.cli.table import rows, tables, writing
+from kvstore.cli.table.history import history
+from kvstore.cli.table.sql import sql
+from kvstore.cli.table.undo import apply, undo
 from kvstore.cli.ui import ui
-from kvstore.cli.undo import apply, undo
 from kvstore.errors import InvalidRequest, StoreError
 
 

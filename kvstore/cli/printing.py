@@ -55,6 +55,12 @@ def _json_escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
 
 
+def print_findings(findings: Iterable[str]) -> None:
+    """Print each finding on a line that begins with ``wrong:``."""
+    for finding in findings:
+        print_line(finding, label="wrong:")
+
+
 def print_line(text: str, label: str = "") -> None:
     """Print a line, after a label such as ``wrong:`` that stands out on a terminal."""
     _write(f"{_styled(label, _RED)} {plain(text)}\n" if label else f"{plain(text)}\n")

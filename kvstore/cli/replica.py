@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 import kvstore
+from kvstore.arguments import shown, time_of
 from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.cli.progress import Bar
@@ -249,11 +250,11 @@ def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
         if given.startswith("{"):
             found = msgspec.json.decode(given, type=dict[str, dict[str, int]])
             return {table: {int(bucket): end for bucket, end in ends.items()} for table, ends in found.items()}
-        return dt.datetime.fromisoformat(given)
     except ValueError as error:
         raise InvalidRequest(
-            'PLACE is a time such as 2026-01-31T12:00:00Z, or offsets such as {"table": {"0": 17}}.', given=repr(given)
+            'PLACE by offsets is JSON from table to bucket to offset: {"table": {"0": 17}}.', given=shown(given)
         ) from error
+    return time_of("PLACE", given, 'offsets such as {"table": {"0": 17}}')
 
 
 def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) -> None:

@@ -10,8 +10,7 @@ import typer
 
 import kvstore.shared
 from kvstore.cli.arguments import AsJson
-from kvstore.cli.findings import print_findings
-from kvstore.cli.printing import print_facts, print_json
+from kvstore.cli.printing import print_facts, print_findings, print_json
 from kvstore.shared.upkeep import OLDER_THAN, RETAIN_LAST
 
 Url = Annotated[

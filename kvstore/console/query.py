@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 
+from kvstore.arguments import offset_or_time
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest
 from logformat.ids import OFFSET_MAX
@@ -73,11 +74,4 @@ class Query:
             InvalidRequest: It is neither.
         """
         value = self.text(name)
-        if value is None or (value.isascii() and value.isdigit()):
-            return self.number(name)
-        try:
-            return dt.datetime.fromisoformat(value)
-        except ValueError as error:
-            raise InvalidRequest(
-                f"`{name}` is an offset, or a time such as 2026-01-31T12:00:00Z.", given=repr(value)
-            ) from error
+        return None if value is None else offset_or_time(f"`{name}`", value)

@@ -51,7 +51,7 @@ class FewRecords:
         make: The function of the library; see :func:`kvstore.kernel.library.record_maker`.
         table: How its rows lie in memory.
         template: Of the table's messages.
-        preimages, inserts: See :func:`kvstore.bucket.cdc.records_of`.
+        preimages, inserts: See :func:`kvstore.bucket.merge.cdc.records_of`.
     """
 
     def __init__(self, make: MakeRecords, table: Table, template: Template, *, preimages: bool, inserts: bool) -> None:

@@ -1,4 +1,5 @@
-/* Makes the change records of a batch (docs/format.md, Change records, Record batch): kvstore/bucket/cdc.py in one pass.
+/* Makes the change records of a batch (docs/format.md, Change records, Record batch): kvstore/bucket/merge/cdc.py in
+ * one pass.
  *
  * - The columns are valid, as in encode.c; what is written stays in its place even if they change meanwhile. Old values
  *   lie in a buffer of the caller, which nothing else writes; their checksums are verified, and their sizes held against

@@ -154,7 +154,7 @@ class Records:
     """The change records of a batch.
 
     Args:
-        preimages, inserts: See :func:`kvstore.bucket.cdc.records_of`.
+        preimages, inserts: See :func:`kvstore.bucket.merge.cdc.records_of`.
 
     Attributes:
         count: How many there are; 0 if Python has to make them.

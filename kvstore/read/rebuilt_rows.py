@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from itertools import compress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
@@ -17,11 +16,11 @@ from types import TracebackType
 from typing import Self
 
 import lmdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.bucket import snapshot
+from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX
 from kvstore.disk.address_space import shortage
 from kvstore.disk.environment import open_environment
@@ -32,18 +31,11 @@ from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.read.pruning import ranges_where
 from kvstore.read.scan import KeyRange, rows_now
-from kvstore.request.request import group
 from kvstore.request.row_layout import layout_of
-from kvstore.request.take_rows import take_rows
-from logformat.checksum import key_sums
 from logformat.ids import BucketId, Offset
 from logformat.log.batch import decode_batch, decode_header
-from logformat.log.change import ChangeType
 from logformat.log.index_state import IndexState
 from logformat.log.snapshot_manifest import Manifest
-
-_LEAVES_A_ROW = np.isin(np.arange(len(ChangeType)), [ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE])
-_IS_FINAL = _LEAVES_A_ROW | (np.arange(len(ChangeType)) == ChangeType.DELETE)
 
 WAITING_ROWS, WAITING_BYTES = 1 << 16, 64 << 20
 """Limits of the batches that are combined."""
@@ -70,7 +62,7 @@ class TemporaryRows:
         self._layout = layout_of(definition)
         self.last_timestamp = 0
         self._schema_id = definition.schema_id
-        self._waiting: list[tuple[pa.RecordBatch, np.ndarray]] = []
+        self._waiting: list[FinalChanges] = []
         self._waiting_rows = self._waiting_bytes = 0
         with refusals(parent):
             directory = Path(mkdtemp(prefix="kvstore-", dir=parent))
@@ -155,18 +147,16 @@ class TemporaryRows:
         """
         batch = decode_batch(data, self._definition.schema_of(decode_header(data).schema_id))
         count = min(batch.record_count, end - batch.base_offset)
-        kinds = batch.change_types[:count]
-        final = _IS_FINAL[kinds]
-        rows = batch.rows.slice(0, count).filter(pa.array(final))
-        if any(rows.column(name).null_count for name in self._layout.key_names):
+        changes = FinalChanges.of(batch, count)
+        if any(changes.rows.column(name).null_count for name in self._layout.key_names):
             raise CorruptBatch("A batch has a row without a key.", base_offset=batch.base_offset)
-        if rows.num_rows:
+        if changes.rows.num_rows:
             if self._waiting and self._schema_id != batch.schema_id:
                 self._put_waiting()
             self._schema_id = batch.schema_id
-            self._waiting.append((rows, _LEAVES_A_ROW[kinds[final]]))
-            self._waiting_rows += rows.num_rows
-            self._waiting_bytes += rows.nbytes
+            self._waiting.append(changes)
+            self._waiting_rows += changes.rows.num_rows
+            self._waiting_bytes += changes.rows.nbytes
             if self._waiting_rows >= WAITING_ROWS or self._waiting_bytes >= WAITING_BYTES:
                 self._put_waiting()
         self.last_timestamp = batch.commit_timestamp
@@ -187,17 +177,10 @@ class TemporaryRows:
         """Store the last waiting change of each key; a pass over the index costs about the same for any size."""
         if not self._waiting:
             return
-        rows = pa.concat_batches([rows for rows, _ in self._waiting])
-        stays = np.concatenate([stays for _, stays in self._waiting])
+        waiting = self._waiting
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-        grouping = group(self._layout.encode_keys(rows))
-        lasts = grouping.order[grouping.lasts]
-        put = stays[lasts]
-        listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
-        values, _ = self._layout.encode_values(take_rows(rows, lasts[put]), sums[put], self._schema_id)
         with self._refusals():
-            self._index.put(list(compress(listed, put)), values.to_list())
-            self._index.remove(list(compress(listed, ~put)))
+            replay(self._index, self._definition, self._schema_id, waiting)
             self._commit_if_much()
 
     def _commit_if_much(self) -> None:

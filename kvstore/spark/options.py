@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
-import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Literal
 
-from kvstore.arguments import printable, url_without_credentials
+from kvstore.arguments import offsets_by_bucket, place_of, printable, url_without_credentials
 from kvstore.commit.consumers import consumer_name
 from kvstore.commit.named_writers import NAME_BYTES_MAX, TRANSACTION
 from kvstore.errors import InvalidRequest, SchemaMismatch
@@ -205,12 +203,7 @@ def _place(options: Mapping[str, str], offsets: str, time: str, words: tuple[Wor
     for word in words:
         if text == word:
             return word
-    try:
-        return _offsets(json.loads(text))
-    except (ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise InvalidRequest(
-            f'Option `{offsets}` is {", ".join(words)}, or JSON from bucket to offset: {{"0": 17}}.', given=text
-        ) from error
+    return offsets_by_bucket(f"Option `{offsets}`", text, *words)
 
 
 def _end(options: Mapping[str, str]) -> End | None:
@@ -219,26 +212,7 @@ def _end(options: Mapping[str, str]) -> End | None:
 
 
 def _as_of(text: str | None) -> int | dict[int, int] | dt.datetime | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-        return found if type(found) is int else _offsets(found)
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        pass
-    try:
-        time = dt.datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InvalidRequest(
-            'Option `asOf` is an offset, JSON from bucket to offset: {"0": 17}, or a time with its zone.', given=text
-        )
-    return time
-
-
-def _offsets(found: Any) -> dict[int, int]:
-    return {int(bucket): operator.index(offset) for bucket, offset in found.items()}
+    return None if text is None else place_of("Option `asOf`", text)
 
 
 def _count(text: str | None) -> int | None:

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from kvstore.arguments import shown
+from kvstore.arguments import place_of, shown
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
 from kvstore.table.read_table import ReadTable
@@ -33,6 +32,7 @@ CONFIGURATION = {
     "lock_configuration": "true",
 }
 _CHANGES = "changes"
+_PLACES = [("start", ("full", "earliest", "latest")), ("end", ("latest",))]
 _WRITES = {"ALTER", "COPY", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"}
 _MACRO = """CREATE MACRO changes
     (name) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name)))),
@@ -112,9 +112,13 @@ def _named(
             yield found, table(found).dataset()
         elif node.get("type") == "TABLE_FUNCTION" and node["function"]["function_name"].lower() == _CHANGES:
             given = [_literal(each) for each in node["function"]["arguments"]]
-            name, *places = given or [""]
+            name, *rest = given or [""]
+            places = [
+                place_of(f"`{argument}` of changes()", text, *words)
+                for text, (argument, words) in zip(rest, _PLACES, strict=False)  # DuckDB refuses what is too much
+            ]
             digest = sha256("\n".join(given).encode()).hexdigest()  # any text is a name, then
-            yield f"{_CHANGES}_{digest}", table(name).changes_dataset(*map(_place, places))
+            yield f"{_CHANGES}_{digest}", table(name).changes_dataset(*places)
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -131,13 +135,3 @@ def _literal(argument: Any) -> str:
     if literal is None:
         raise InvalidRequest("Arguments of changes() are constants: a table's name, a start and an end.")
     return str(literal["text"])
-
-
-def _place(text: str) -> Any:
-    """A start or end of changes: an offset, a time, or a word."""
-    if text.isdecimal():
-        return int(text)
-    try:
-        return dt.datetime.fromisoformat(text)
-    except ValueError:
-        return text

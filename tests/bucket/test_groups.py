@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.bucket import batching, write_path as apply
+from kvstore.bucket import write_path as apply
+from kvstore.bucket.merge import batching
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.options import StoreOptions
 from kvstore.request import small

@@ -92,7 +92,7 @@ def test_the_commands_of_a_preview_do_what_it_shows(client: TestClient, path: Pa
 def test_an_undo_that_can_not_be_is_an_error_beside_the_form(client: TestClient) -> None:
     for asked, words in [
         ("/tables/1/undo?start=earliest&writer=nobody", "No change in this range"),
-        ("/tables/1/undo?start=yesterday", "is an offset, or a time"),
+        ("/tables/1/undo?start=yesterday", "an offset, or a time"),
         ("/tables/1/undo?start=999", "OffsetOutOfRange"),
         ("/tables/2/undo?start=earliest", "merge engine"),
         ("/tables/3/undo?start=4", "give one for each"),

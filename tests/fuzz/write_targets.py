@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import cdc
+from kvstore.bucket.merge import cdc
 from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes

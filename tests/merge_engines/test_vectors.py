@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kvstore.bucket import cdc
+from kvstore.bucket.merge import cdc
 from kvstore.testing.engine_model import Row
 from logformat.log.change import ChangeType
 from merge_engines.aggregate import Aggregate

@@ -165,6 +165,7 @@ class TestSql:
         ]
         assert self.rows(store, f"SELECT count(*) FROM changes('files', 1, {middle})") == [(2,)]
         assert self.rows(store, "SELECT count(*) FROM changes('files', 'full', 'latest') WHERE k = 1") == [(1,)]
+        assert self.rows(store, f"SELECT count(*) FROM changes('files', '{{\"0\": {middle}}}')") == [(2,)]
         later = (dt.datetime.now(dt.UTC) + dt.timedelta(days=1)).isoformat()
         assert self.rows(store, f"SELECT count(*) FROM changes('files', '{later}')") == [(0,)]
         joined = (
@@ -173,8 +174,8 @@ class TestSql:
         assert self.rows(store, joined) == [(2,)]
         with pytest.raises(NoSuchTable):
             store.sql("SELECT * FROM changes('nope')")
-        with pytest.raises(InvalidRequest):
-            store.sql("SELECT * FROM changes('files', 'never')").read_all()
+        with pytest.raises(InvalidRequest, match=r"`start` of changes\(\) is full, earliest, latest, .* or a time"):
+            store.sql("SELECT * FROM changes('files', 'never')")
         with pytest.raises(OffsetOutOfRange) as caught:
             store.sql("SELECT * FROM changes('files', 99)").read_all()
         assert caught.value.where["offset"] == 99

@@ -1,1 +1,1 @@
-"""Parts of the write path: what a batch exchanges in the index, and the merge of a few rows one by one."""
+"""Parts of the write path: what a batch exchanges in the index, and which change records that makes."""

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge.exchange import Exchanged
+from kvstore.bucket.merge.exchanged import Exchanged
 from kvstore.kernel import library, writes
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.meta.state import TableDefinition

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge.exchange import Effect, digest_of, exchange_values, values_of
+from kvstore.bucket.merge.exchange import exchange_values, values_of
+from kvstore.bucket.merge.exchanged import Effect, digest_of
 from kvstore.index.index import Index
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
@@ -47,13 +48,14 @@ class FinalChanges(NamedTuple):
     rows: pa.RecordBatch
 
     @classmethod
-    def of(cls, batch: LogBatch) -> FinalChanges:
-        """Those of a batch; its rows are not copied if all of them are."""
-        is_final = _IS_FINAL[batch.change_types]
-        leaves_row = _LEAVES_A_ROW[batch.change_types]
+    def of(cls, batch: LogBatch, count: int | None = None) -> FinalChanges:
+        """Those of a batch, or of the first of its changes; its rows are not copied if all of them are."""
+        kinds = batch.change_types[:count]
+        is_final, leaves_row = _IS_FINAL[kinds], _LEAVES_A_ROW[kinds]
+        rows = batch.rows.slice(0, count)
         if is_final.all():
-            return cls(leaves_row, batch.rows)
-        return cls(leaves_row[is_final], batch.rows.filter(pa.array(is_final)))
+            return cls(leaves_row, rows)
+        return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
 def replay(index: Index, definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]) -> Effect:

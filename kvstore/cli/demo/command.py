@@ -23,8 +23,7 @@ import kvstore
 from kvstore.cli.demo.git_history import Commit, History, Repository
 from kvstore.cli.demo.own_history import OwnHistory
 from kvstore.cli.demo.readers import TABLE, PythonReader, Reader, files_of
-from kvstore.cli.findings import print_findings
-from kvstore.cli.printing import print_facts, print_line
+from kvstore.cli.printing import print_facts, print_findings, print_line
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 
 SCHEMA = pa.schema(

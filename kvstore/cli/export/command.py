@@ -12,10 +12,20 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Columns, Directory, TableName, as_of, end_of, names_of, opened, start_of
+from kvstore.cli.arguments import (
+    AsJson,
+    Columns,
+    Directory,
+    TableName,
+    Where,
+    as_of,
+    end_of,
+    names_of,
+    opened,
+    start_of,
+)
 from kvstore.cli.export.target import replaced, standard_output
 from kvstore.cli.export.writers import fits, writer_of
-from kvstore.cli.filters import Where
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import print_json
 from kvstore.cli.progress import Bar, Unit

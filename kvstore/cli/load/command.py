@@ -14,12 +14,12 @@ import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened_store
-from kvstore.cli.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.load.portions import RULE, portions
 from kvstore.cli.load.position import position_of
 from kvstore.cli.printing import print_json, print_line
 from kvstore.cli.progress import Bar
-from kvstore.cli.tables import create_table
+from kvstore.cli.table.given_rows import Delimiter, FormatGiven, rows_given
+from kvstore.cli.table.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ingest.formats import Source
 

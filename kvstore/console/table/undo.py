@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.arguments import place_of
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
@@ -17,7 +17,7 @@ from kvstore.console.parts import attempt, error_box, fact_list, field, is_error
 from kvstore.console.query import Query
 from kvstore.console.table.difference import Version, version_facts, version_html, versions_of
 from kvstore.console.table.keys import key_fields
-from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.patch.contents import DELETE, STAY, STORE, UPDATE
 from kvstore.patch.patch import Patch
@@ -132,8 +132,8 @@ class Preview:
 
 def _preview(store: Store, definition: TableDefinition, asked: Asked) -> Preview:
     table = store.table(definition.name)
-    start: Any = _place("start", asked.start)
-    end: Any = None if asked.end is None else _place("end", asked.end)
+    start: Any = place_of("`start`", asked.start or "", "earliest", "latest")
+    end: Any = None if asked.end is None else place_of("`end`", asked.end, "latest")
     _check_size(store, definition, start)
     undo = table.undo(start, end, asked.writer, asked.epoch, asked.job, asked.task)
     rows = Patch.of(table, undo).rows
@@ -150,27 +150,6 @@ def _as_binlog(rows: pa.RecordBatch) -> pa.Table:
     kinds = [_KINDS[each] for each in rows.column("what").to_pylist()]
     columns = [pa.array([0] * len(kinds), pa.int64()), pa.array(kinds, pa.string()), rows.column(1), rows.column(2)]
     return pa.table(columns, ["_log_offset", "_change_type", BEFORE, AFTER])
-
-
-def _place(name: str, given: str | None) -> int | dict[int, int] | dt.datetime | str:
-    """A place as the command line takes it.
-
-    Raises:
-        InvalidRequest: It is none.
-    """
-    if given in ("earliest", "latest"):
-        return given
-    if given is not None and given.startswith("{"):
-        try:
-            return {int(bucket): at for bucket, at in msgspec.json.decode(given, type=dict[str, int]).items()}
-        except ValueError as error:
-            raise InvalidRequest(
-                f'`{name}` by buckets is such as {{"0": 17, "1": 4}}.', given=repr(given[:100])
-            ) from error
-    found = Query([(name, given or "")]).place(name)
-    if found is None:
-        raise InvalidRequest(f"`{name}` is missing.")
-    return found
 
 
 def _check_size(store: Store, definition: TableDefinition, start: Any) -> None:

@@ -11,12 +11,11 @@ import pyarrow.compute as pc
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, TableName, key_of, names_of, opened_store
-from kvstore.cli.filters import Where
-from kvstore.cli.given_rows import STANDARD_INPUT, Delimiter, FormatGiven, rows_given
+from kvstore.cli.arguments import AsJson, Directory, TableName, Where, key_of, names_of, opened_store
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import plain, print_json, print_line
 from kvstore.cli.progress import Bar
+from kvstore.cli.table.given_rows import STANDARD_INPUT, Delimiter, FormatGiven, rows_given
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.ingest.formats import Format
 from kvstore.read.conditions import parsed

@@ -13,6 +13,7 @@ from kvstore.cli.arguments import (
     Columns,
     Directory,
     TableName,
+    Where,
     as_of,
     end_of,
     key_of,
@@ -20,7 +21,6 @@ from kvstore.cli.arguments import (
     opened,
     start_of,
 )
-from kvstore.cli.filters import Where
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
 from kvstore.read.conditions import parsed
 from kvstore.read.lookup import FOUND

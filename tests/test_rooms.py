@@ -1,0 +1,36 @@
+"""Rooms stay small, and no imports go in a circle; the contracts in pyproject.toml say which room may import which."""
+
+from __future__ import annotations
+
+import tomllib
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("kvstore", "logformat", "merge_engines", "writer")
+MODULES_MAX = 16
+LOOSE_MODULES_MAX = 8
+
+
+def test_no_folder_has_too_many_modules() -> None:
+    modules = Counter(path.parent for path in (ROOT / "kvstore").rglob("*.py"))
+    assert {str(folder): count for folder, count in modules.items() if count > MODULES_MAX} == {}
+    assert modules[ROOT / "kvstore"] <= LOOSE_MODULES_MAX
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_imports_go_in_a_circle(package: str) -> None:
+    """Imports within functions count, but for those that the contract declares."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    [rooms] = [each for each in contracts if each["name"] == "rooms of kvstore"]
+    declared = {tuple(line.split(" -> ")) for line in rooms["ignore_imports"]}
+    graph = grimp.build_graph(package, cache_dir=None)
+    imports = {
+        module: {each for each in graph.find_modules_directly_imported_by(module) if (module, each) not in declared}
+        for module in graph.modules
+    }
+    TopologicalSorter(imports).prepare()  # raises CycleError, which has the circle
