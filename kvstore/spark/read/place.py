@@ -156,11 +156,11 @@ def opened(path: str) -> Store:
 
 @contextmanager
 def found(options: Options) -> Iterator[tuple[TablePlace, Table]]:
-    """Open the table that options name.
+    """Open the table that options name, with fixed columns: the place has the same ones.
 
     Raises:
         NotAStore, NoSuchTable: The store or the table does not exist.
     """
     with opened(options.path) as store:
-        table = store.table(options.table)
+        table = store.table(options.table).with_fixed_columns()
         yield TablePlace.of(str(store.path), table, options.kind), table
