@@ -25,8 +25,10 @@ from kvstore.errors import (
     ReplicaBehind,
     UnsupportedOperation,
 )
+from kvstore.replica.read.parts import Changes, Rows
 from kvstore.spark import KvStoreSource
 from kvstore.spark.read import replica
+from kvstore.spark.read.tasks import ReadPiece
 from tests.support.object_store import serving
 
 pytestmark = pytest.mark.spark
@@ -236,6 +238,12 @@ def test_where_rows_are_while_they_are_read(tmp_path: Path, monkeypatch: pytest.
     assert replica.room() == tmp_path / "other"
 
 
+def objects_of(piece: ReadPiece) -> Rows | Changes:
+    found = piece.rows or piece.changes
+    assert found is not None
+    return found
+
+
 def test_tasks_share_the_objects(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "TASK_BYTES_MIN", 1 << 10)
     monkeypatch.setattr(replica, "TASK_BYTES_MAX", 5 << 10)
@@ -247,7 +255,7 @@ def test_tasks_share_the_objects(written: Written, monkeypatch: pytest.MonkeyPat
         reader = source.reader(source.schema())
         parts = reader.partitions()
         assert len(parts) >= tasks
-        objects = [each.name for part in parts for piece in part.pieces for each in piece.ranges]
+        objects = [each.name for part in parts for piece in part.pieces for each in objects_of(piece).ranges]
         assert len(set(objects)) == len(objects) == 15
         found = [row for part in parts for row in python(reader.read(pickle.loads(pickle.dumps(part))))]
         assert sorted(map(str, found)) == sorted(map(str, expected))
@@ -268,7 +276,7 @@ def test_filters_leave_out_objects_and_buckets(written: Written) -> None:
             is_equal = isinstance(each, EqualTo)
             expected = [row for row in expected if row[name] == each.value or (not is_equal and row[name] > each.value)]
         assert sorted(map(str, found)) == sorted(map(str, expected))
-        return sum(piece.bytes for part in parts for piece in part.pieces)
+        return sum(objects_of(piece).bytes for part in parts for piece in part.pieces)
 
     for table in ("t", "t$changelog"):
         assert bytes_read(table, EqualTo(("k",), 17)) < bytes_read(table) / 2

@@ -12,7 +12,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, QueryExecutionException
@@ -22,7 +21,7 @@ from pyspark.sql.functions import udf
 import kvstore
 from kvstore.errors import Conflict
 from kvstore.spark.connector.messages import Broken, Messages
-from kvstore.spark.connector.plans import encode
+from kvstore.spark.connector.plans import decode, encode
 from kvstore.spark.connector.requests import answer
 from kvstore.spark.connector.writes import begin, begin_statement, commit
 from kvstore.spark.options import Kind
@@ -316,10 +315,10 @@ def test_an_insert_with_a_name_is_applied_once(store: kvstore.Store) -> None:
     options = {"path": str(store.path), "table": "t", "txnId": "load"}
     for attempt in range(2):
         begun = begin({"options": options, "replaces": False}, spark_schema(SCHEMA))
-        job = msgspec.json.decode(begun["job"], type=WriteJob)
+        job = decode(begun["job"], WriteJob)
         rows = pa.RecordBatch.from_pylist([{"k": 1, "s": "", "n": attempt}], SCHEMA)
         staged = job.stage(iter([rows]), 0, attempt, None)
-        commit(begun | {"staged": [msgspec.json.encode(staged).decode()]})
+        commit(begun | {"staged": [encode(staged)]})
     assert rows_of(table) == {1: ("", 0)}
     assert list(table.writers) == ["spark txn load"]
 
@@ -337,7 +336,7 @@ def test_a_column_that_is_added_while_a_statement_runs_is_null_in_what_it_writes
 @pytest.mark.parametrize("end", ["whole", "cut off", "refused"])
 def test_rows_of_a_task_that_breaks_off_are_not_staged(store: kvstore.Store, end: str) -> None:
     table = store.create_table("t", SCHEMA, "k")
-    job = msgspec.json.encode(job_of(store, table)).decode()
+    job = encode(job_of(store, table))
     rows = sent("insert", [{"k": 1, "s": "a", "n": 1}])
     if end == "refused":
         rows = rows.set_column(1, "s", pa.array([1]))

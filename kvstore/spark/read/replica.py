@@ -107,9 +107,8 @@ def _with_objects(table: ReplicaTable, given: ReadRange, *, rows: bool) -> ReadR
 class ReplicaReads:
     """Reads of the objects of a replica, or of a shared table; see :class:`kvstore.spark.read.tasks.Reads`."""
 
-    tasks_max = TASK_BYTES_MAX / TASK_BYTES_MIN
-
     def __init__(self, place: TablePlace) -> None:
+        self.tasks_max = TASK_BYTES_MAX / TASK_BYTES_MIN
         self._place = place
 
     def hold(self, pinned: Pinned) -> None:
