@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
+from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.calls import uninterrupted
 from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
@@ -30,7 +31,6 @@ from kvstore.errors import (
 )
 from kvstore.files import Files, read_file, refusals
 from kvstore.index.open_readers import OpenReaders
-from kvstore.lock import ProcessLock
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
@@ -267,9 +267,8 @@ class StoreRepair:
     def _locked(self, buckets: list[Path]) -> Iterator[None]:
         with ExitStack() as held:
             for place in buckets:
-                lock = ProcessLock(place / paths.LOCK_FILE, self._files)
-                if not lock.try_acquire():
-                    lock.refuse()
+                lock = BucketLock(place, self._files, self._clock)
+                lock.acquire()
                 held.callback(lock.release)
             yield
 
