@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from kvstore.clock import Clock
-from kvstore.files import Files
-from kvstore.lock import ProcessLock, RecoveryLock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock, RecoveryLock
 from logformat import paths
 
 

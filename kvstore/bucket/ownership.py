@@ -20,8 +20,8 @@ from typing import NoReturn
 
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
 from kvstore.errors import StoreClosed
-from kvstore.files import Files
 
 
 class State(Enum):

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import lock
 from kvstore.bucket import handle
 from kvstore.bucket.committer import Committer
 from kvstore.clock import SystemClock
+from kvstore.disk import lock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import RecoveryLock
 from kvstore.errors import StoreLocked
-from kvstore.files import Files
-from kvstore.lock import RecoveryLock
 from kvstore.repair.store import repair
 from logformat import paths
 from logformat.ids import BucketId, TableId

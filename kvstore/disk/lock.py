@@ -22,10 +22,10 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.calls import check_caller, uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, open_file, refusal, refusals
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
-from kvstore.files import Files, open_file, refusal, refusals
+from kvstore.process.calls import check_caller, uninterrupted
 from logformat.paths import LOCK_FILE
 
 EDIT_WAIT_SECONDS = 25
