@@ -34,7 +34,7 @@ from logformat.log.index_state import IndexState
 
 T = TypeVar("T")
 RECOVER_SECONDS = 0.25
-"""How long changes that a dead writer acknowledged may stay invisible to a reader."""
+"""How long changes that a dead writer acknowledged may stay invisible to a process that read the bucket before."""
 _SWAP_LOOKS = 300
 """How often a reader looks for an index that is missing while another process writes the bucket."""
 
@@ -59,7 +59,7 @@ class BucketHandle:
         self._options = context.options
         self._files = context.files
         self._clock = context.clock
-        self._ownership = BucketOwnership(context.place.directory, context.files)
+        self._ownership = BucketOwnership(context.place.directory, context.files, context.clock)
         # Taken before the bucket's lock, never within it; held while the index, the engine or the state changes.
         self._opening = threading.Lock()
         self._lock = threading.Lock()
@@ -68,7 +68,7 @@ class BucketHandle:
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
         self._known_end = KnownEnd(context.place.log, context.files)
-        self._recover_next = self._look_next = 0.0
+        self._look_next = 0.0
 
     @property
     def identity(self) -> LogIdentity:
@@ -203,7 +203,6 @@ class BucketHandle:
     @uninterrupted
     def _looked(self) -> IndexState:
         with self._opening:
-            self._look_next = self._clock.monotonic() + RECOVER_SECONDS
             found = self._reading().committed_state()
         self._readers.shrink()
         return found
@@ -329,6 +328,7 @@ class BucketHandle:
 
     def swap_index(self, engine: BucketEngine) -> CompactedIndex | None:
         """Continue with the compacted copy; None if there is none, or if the log after it has expired."""
+        self._ownership.recover_again()  # the copy has less than the index had
         old, self._engine = engine.committer.index, None
         done = None
         old.share()  # for scans
@@ -340,6 +340,7 @@ class BucketHandle:
             else:
                 discard(self.place.directory, self._files)
             self._engine = BucketEngine(self._context, self._lock)
+            self._ownership.recovered()
             self._engine.maintenance.begin()
         except BaseException:
             self._ownership.stop()
@@ -466,6 +467,7 @@ class BucketHandle:
                     except BaseException:
                         self._ownership.stop()
                         raise
+                    self._ownership.recovered()
                     self._engine = engine
                     if self._index is not None:
                         self._index.close()
@@ -539,10 +541,11 @@ class BucketHandle:
         self._ownership.check_open()
         if not known.is_current(self.place.index):
             return None
-        if not self._read_only() and self._clock.monotonic() >= self._recover_next:
+        now = self._clock.monotonic()
+        if not self._read_only() and now >= self._look_next:
             if not is_at_end(self.place, known.state, self._files) or self._context.catalog.writers().commits:
                 return None
-            self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
+            self._look_next = now + RECOVER_SECONDS
         return known.state
 
     def reader(self) -> Index:
@@ -562,23 +565,31 @@ class BucketHandle:
 
     def _is_to_be_looked_at(self) -> bool:
         """Whether a writer may have died since the last check, so that there is something to recover."""
-        return not self._read_only() and (self._index is None or self._clock.monotonic() >= self._recover_next)
+        return not self._read_only() and self._clock.monotonic() >= self._look_next
 
     def _reading(self) -> Index:
         self._ownership.check_open()
         if self._engine is not None:  # taken since the caller checked
             return self._engine.committer.index
-        if self._is_to_be_looked_at():
-            self._recover()
-            self._recover_next = self._clock.monotonic() + RECOVER_SECONDS
-        if self._index is not None and self._index.is_stale():
-            self._index.retire()  # it was rebuilt, or compacted; scans go on
-            self._index.close()
-            self._index = None
+        self._close_stale()
+        now = self._clock.monotonic()
+        if self._index is None or now >= self._look_next:
+            if not self._read_only():
+                self._recover()
+            self._look_next = now + RECOVER_SECONDS  # as long ago as what was found
         if self._index is None:
             self._use(self._opened_index())
         assert self._index is not None
         return self._index
+
+    def _close_stale(self) -> bool:
+        """Close an index that was rebuilt, or compacted, to read the new one from now on; scans go on."""
+        if self._index is None or not self._index.is_stale():
+            return False
+        self._index.retire()
+        self._index.close()
+        self._index = None
+        return True
 
     def _use(self, index: Index | None) -> None:
         """Read through an index from now on."""
@@ -588,24 +599,47 @@ class BucketHandle:
             self._readers.add(self)
 
     def _recover(self) -> None:
-        """Recover what a dead writer had acknowledged, so that it can be read."""
+        """Recover what a dead writer had acknowledged, so that it can be read.
+
+        Raises:
+            StoreLocked: Another process recovers the bucket, and does not finish.
+        """
+        while not self._lacks_nothing():
+            with self._ownership.borrowed() as is_owner:
+                # Another process may have recovered the bucket meanwhile; if one owns it now, it has.
+                was_replaced = self._close_stale()
+                if is_owner and not self._lacks_nothing():
+                    self._replay()
+                    return
+            if not was_replaced:
+                return
+
+    def _replay(self) -> None:
+        is_readable = self._is_at_end()
+        try:
+            BucketEngine(self._context, self._lock).close()
+        except StoreError:
+            # The bucket can be read; writes and `kvstore check` report why a commit can't be completed.
+            if not is_readable:
+                raise
+        finally:
+            self._close_stale()
+
+    def _lacks_nothing(self) -> bool:
+        """Whether the index has all of the log, and its batch of each open commit."""
         if self._index is None:
             self._use(usable_index(self.place, self._options, self._files))
-        complete = False
-        if self._index is not None:
-            with self._index.view() as view:
-                complete = is_at_end(self.place, view.state(), self._files)
-                if complete and self._has(view, self._context.catalog.writers().commits):
-                    return
-        with self._ownership.borrowed() as is_owner:
-            if not is_owner:
-                return
-            try:
-                BucketEngine(self._context, self._lock).close()
-            except StoreError:
-                # The bucket can be read; writes and `kvstore check` report why a commit can't be completed.
-                if not complete:
-                    raise
+        if not self._is_at_end():
+            return False
+        commits = self._context.catalog.writers().commits
+        if not commits:
+            return True
+        assert self._index is not None
+        with self._index.view() as view:
+            return self._has(view, commits)
+
+    def _is_at_end(self) -> bool:
+        return self._index is not None and is_at_end(self.place, self._index.committed_state(), self._files)
 
     def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
         writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))

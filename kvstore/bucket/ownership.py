@@ -1,11 +1,11 @@
 """Which process may write a bucket, and what this process does with that right. All transitions are in one table.
 
-Theory of operation. One process at a time owns a bucket: it holds ``flock`` on the bucket's lock file, which ends
-with the process. Here a bucket is READING until a write, or a commit over several buckets, takes the lock; then it is
-WRITING, with an engine. It goes back to READING when the process stops writing, or hands the bucket over to another
-process that commits. ``drop_table`` claims every bucket first, so that no process can begin to write: CLAIMED, or
-WRITING_CLAIMED where this process writes. Recovery on behalf of a reader borrows the lock for a moment, and changes
-no state.
+Theory of operation. One process at a time owns a bucket: it holds the bucket's lock
+(``kvstore/bucket/bucket_lock.py``), which ends with the process. Here a bucket is READING until a write, or a commit
+over several buckets, takes the lock; then it is WRITING, with an engine. Others wait until the engine has recovered the
+bucket. It goes back to READING when the process stops writing, or hands the bucket over to another process that
+commits. ``drop_table`` claims every bucket first, so that no process can begin to write: CLAIMED, or WRITING_CLAIMED
+where this process writes. Recovery on behalf of a reader borrows the lock for a moment, and changes no state.
 
 Every call here is made under the handle's mutex, so the table has no races of its own.
 """
@@ -18,10 +18,10 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NoReturn
 
+from kvstore.bucket.bucket_lock import BucketLock
+from kvstore.clock import Clock
 from kvstore.disk.files import Files
-from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreClosed
-from logformat import paths
 
 
 class State(Enum):
@@ -102,9 +102,9 @@ class BucketOwnership:
             then this process keeps it between such commits.
     """
 
-    def __init__(self, directory: Path, files: Files) -> None:
+    def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
         self._directory = directory
-        self._lock = ProcessLock(directory / paths.LOCK_FILE, files)
+        self._lock = BucketLock(directory, files, clock)
         self._state = State.READING
         self.writes_alone = False
 
@@ -128,16 +128,24 @@ class BucketOwnership:
             raise StoreClosed("The store was closed; open it again.", path=self._directory)
 
     def try_take(self) -> bool:
-        """Begin to write, unless another process owns the bucket.
+        """Begin to write, unless another process owns the bucket; others wait until :meth:`recovered`.
 
         Raises:
-            StoreError: See :meth:`ProcessLock.try_acquire`. The state is as it was.
+            StoreError: See :meth:`BucketLock.try_acquire`. The state is as it was.
         """
         self.check_open()
         if not self._lock.try_acquire():
             return False
         self._change(Event.TAKE)
         return True
+
+    def recovered(self) -> None:
+        """Let others go on: the bucket's index has everything that earlier writers acknowledged."""
+        self._lock.recovered()
+
+    def recover_again(self) -> None:
+        """Have others wait until :meth:`recovered`; see :meth:`BucketLock.recover_again`."""
+        self._lock.recover_again()
 
     def claim(self) -> None:
         """Let no process begin to write the bucket.
@@ -147,6 +155,7 @@ class BucketOwnership:
         """
         self.check_open()
         self._lock.acquire()
+        self._lock.recovered()  # or never will be: the table goes
         self._change(Event.CLAIM)
 
     def give_back(self) -> None:
@@ -172,7 +181,13 @@ class BucketOwnership:
 
     @contextmanager
     def borrowed(self) -> Iterator[bool]:
-        """Hold the lock for a moment, without a change of state; False if it is held, here or elsewhere."""
+        """Hold the lock to recover the bucket, without a change of state.
+
+        False if it is held already: here, or by another process, which has recovered the bucket.
+
+        Raises:
+            StoreError: See :meth:`BucketLock.try_acquire`.
+        """
         if self._lock.held or not self._lock.try_acquire():
             yield False
             return

@@ -98,6 +98,11 @@ class Files:
             return self.open_name(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return open_regular(path, os.O_RDWR, self)
 
+    def open_directory(self, path: Path) -> int:
+        """Open a directory."""
+        at = self._at(path)
+        return os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
+
     def open_name(self, path: Path, flags: int) -> int:
         """Open a file of any kind by its name; a new file is readable and writable by its owner only."""
         at = self._at(path)
@@ -208,8 +213,7 @@ class Files:
 
     def sync_directory(self, path: Path) -> None:
         """Return when the names in the directory are durable."""
-        at = self._at(path)
-        descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
+        descriptor = self.open_directory(path)
         try:
             _sync(descriptor)
         finally:

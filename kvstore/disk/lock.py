@@ -3,6 +3,7 @@
 * The lock is ``flock`` on a file that is never removed, so it ends with the process, however that ends.
 * A forked child would keep its parent's lock after the parent's end, so it closes every inherited lock descriptor.
 * The content of the file (pid, host) only serves messages.
+* A lock that others wait for is also ``flock``, on a file or a directory; the wait has a limit, and then an error.
 * The holder of the lock of a store's directory also holds the directory, so a replaced directory is detected.
 """
 
@@ -25,9 +26,12 @@ from kvstore.clock import Clock
 from kvstore.disk.files import Files, open_file, refusal, refusals
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
 from kvstore.process.calls import check_caller, uninterrupted
+from logformat.paths import LOCK_FILE
 
 EDIT_WAIT_SECONDS = 25
 """How long an edit waits for the one of another process, before it is refused."""
+RECOVERY_WAIT_SECONDS = 10
+"""How long a read or a write waits for another process to recover the bucket, before it is refused."""
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.0001, 0.003
 _FACTS_BYTES = 512
 
@@ -172,7 +176,12 @@ class EditLock:
             raise refusal(error, self._path) from error
         self._open.add(descriptor)
         try:
-            self._wait(descriptor)
+            if not _waited(descriptor, self._clock, EDIT_WAIT_SECONDS):
+                raise StoreLocked(
+                    "Another process edits the catalog and does not finish; continue or end that process.",
+                    path=self._path,
+                    **_holder(self._path),
+                )
             with suppress(OSError):  # a full disk; the content only serves messages
                 facts = _own_facts(os.getpid())
                 if os.pread(descriptor, _FACTS_BYTES, 0) != facts:  # a write would make each sync of the journal slower
@@ -185,28 +194,89 @@ class EditLock:
                 self._open.discard(descriptor)
                 os.close(descriptor)
 
-    def _wait(self, descriptor: int) -> None:
-        deadline, pause = self._clock.monotonic() + EDIT_WAIT_SECONDS, _PAUSE_SECONDS_MIN
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if self._clock.monotonic() >= deadline:
-                    raise StoreLocked(
-                        "Another process edits the catalog and does not finish; continue or end that process.",
-                        path=self._path,
-                        **_holder(self._path),
-                    ) from None
-                check_caller()
-                threading.Event().wait(pause)
-                pause = min(2 * pause, _PAUSE_SECONDS_MAX)
-            else:
-                return
-
     def forget(self) -> None:
         """Close the descriptors in a forked child, which leaves the lock to the parent."""
         while self._open:
             os.close(self._open.pop())
+
+
+class RecoveryLock:
+    """The lock on the directory of a bucket, held while its log may have more than its index; others wait for it.
+
+    Args:
+        directory: Of the bucket. Its file ``LOCK`` names the holder: who recovers a bucket holds that lock, too.
+    """
+
+    def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
+        self._directory = directory
+        self._files = files
+        self._clock = clock
+        self._descriptor = -1
+        _locks.add(self)
+
+    def __del__(self) -> None:
+        """Give the lock up: nobody can release it any more."""
+        if hasattr(self, "_descriptor"):
+            self.forget()
+
+    def acquire(self) -> None:
+        """Take the lock, unless it is held here; waits while another process holds it.
+
+        Raises:
+            StoreLocked: That process did not release it within ``RECOVERY_WAIT_SECONDS``; the error names it.
+            CorruptData: The directory is missing.
+            StoreReplaced: It is missing because the store's was moved, removed or replaced.
+            LogFailed: The disk failed.
+        """
+        if self._descriptor >= 0:
+            return
+        try:
+            descriptor = self._files.open_directory(self._directory)
+        except OSError as error:
+            self._files.verify()
+            missing = isinstance(error, FileNotFoundError)
+            raise _missing(self._directory) if missing else refusal(error, self._directory) from error
+        try:
+            if not _waited(descriptor, self._clock, RECOVERY_WAIT_SECONDS):
+                raise StoreLocked(
+                    "Another process recovers this bucket, whose last writer died, and does not finish; wait until it"
+                    " is done, or continue or end that process.",
+                    path=self._directory,
+                    **_holder(self._directory / LOCK_FILE),
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        if self._descriptor >= 0:
+            # A child between fork and exec has the descriptor too: closing alone would leave the lock with it.
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the descriptor in a forked child, which leaves the lock to the parent."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
+            os.close(descriptor)
+
+
+def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
+    """Take a lock once no other process holds it; False if one held it for all that time."""
+    deadline, pause = clock.monotonic() + seconds, _PAUSE_SECONDS_MIN
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if clock.monotonic() >= deadline:
+                return False
+            check_caller()
+            threading.Event().wait(pause)
+            pause = min(2 * pause, _PAUSE_SECONDS_MAX)
+        else:
+            return True
 
 
 @cache
@@ -295,7 +365,7 @@ def _refuses(path: Path, kind: int, files: Files) -> bool:
     return False
 
 
-_locks: weakref.WeakSet[ProcessLock | EditLock | Presence] = weakref.WeakSet()
+_locks: weakref.WeakSet[ProcessLock | EditLock | RecoveryLock | Presence] = weakref.WeakSet()
 
 
 _HOLDER_BYTES_MAX = 1 << 12

@@ -17,9 +17,9 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
+from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, read_file, refusals
-from kvstore.disk.lock import ProcessLock
 from kvstore.disk.place import StoreDirectory
 from kvstore.errors import (
     CorruptData,
@@ -267,9 +267,8 @@ class StoreRepair:
     def _locked(self, buckets: list[Path]) -> Iterator[None]:
         with ExitStack() as held:
             for place in buckets:
-                lock = ProcessLock(place / paths.LOCK_FILE, self._files)
-                if not lock.try_acquire():
-                    lock.refuse()
+                lock = BucketLock(place, self._files, self._clock)
+                lock.acquire()
                 held.callback(lock.release)
             yield
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kvstore.bucket.ownership import BucketOwnership, State
+from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreClosed, StoreLocked
@@ -19,7 +20,7 @@ STEPS = st.lists(st.sampled_from(["take", "stop", "claim", "give back"]), max_si
 @given(steps=STEPS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_lock_is_held_while_a_bucket_is_written_or_claimed(tmp_path: Path, steps: list[str]) -> None:
-    ownership, other = BucketOwnership(tmp_path, Files()), ProcessLock(tmp_path / paths.LOCK_FILE)
+    ownership, other = BucketOwnership(tmp_path, Files(), SystemClock()), ProcessLock(tmp_path / paths.LOCK_FILE)
     writes = claims = False
     for step in steps:
         if step == "take":
@@ -45,7 +46,7 @@ def test_the_lock_is_held_while_a_bucket_is_written_or_claimed(tmp_path: Path, s
 
 
 def test_a_bucket_that_another_holds_is_neither_taken_nor_claimed_nor_borrowed(tmp_path: Path) -> None:
-    ownership, other = BucketOwnership(tmp_path, Files()), ProcessLock(tmp_path / paths.LOCK_FILE)
+    ownership, other = BucketOwnership(tmp_path, Files(), SystemClock()), ProcessLock(tmp_path / paths.LOCK_FILE)
     other.acquire()
     assert not ownership.try_take()
     with pytest.raises(StoreLocked):
@@ -62,7 +63,7 @@ def test_a_bucket_that_another_holds_is_neither_taken_nor_claimed_nor_borrowed(t
 
 
 def test_a_closed_bucket_is_not_taken_again(tmp_path: Path) -> None:
-    ownership = BucketOwnership(tmp_path, Files())
+    ownership = BucketOwnership(tmp_path, Files(), SystemClock())
     ownership.close()
     with pytest.raises(StoreClosed):
         ownership.try_take()

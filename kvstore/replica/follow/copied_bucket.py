@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
-from kvstore.disk.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
-from logformat import paths
 from logformat.ids import Offset, WriterId
 from logformat.log.batch import BatchHeader, decode_verified
 
@@ -36,7 +35,7 @@ class CopiedBucket:
         self._catalog = context.catalog
         self._clock = context.clock
         self._log = LogFiles(place.log, place.identity, context.files)
-        self._lock = ProcessLock(place.directory / paths.LOCK_FILE, context.files)
+        self._lock = BucketLock(place.directory, context.files, context.clock)
         self._lock.acquire()
         try:
             self._path = open_for_writing(
@@ -45,6 +44,7 @@ class CopiedBucket:
         except BaseException:
             self._lock.release()
             raise
+        self._lock.recovered()
         self._maintenance = Maintenance(context, self._path.index, lambda: None, ReadGate())
         self._looked = context.clock.monotonic()
 

@@ -1,0 +1,97 @@
+"""The lock of a bucket: one process at a time writes it, and others can tell whether that process has recovered it.
+
+Theory of operation. The holder of ``flock`` on the file ``LOCK`` of a bucket writes it. After its last writer died, the
+log has acknowledged changes that the index lacks, until a process that takes ``LOCK`` has recovered the bucket. So a
+process takes ``LOCK`` only while it holds ``flock`` on the bucket's directory, and keeps that one until it has
+recovered the bucket. A process that only recovers, for a read, gives both up then; a writer keeps ``LOCK``. From this
+follows what a process that holds the lock of the directory may conclude from ``LOCK``:
+
+* ``LOCK`` is free: nobody writes, and what a dead writer left is for this process to recover.
+* ``LOCK`` is held: by a living writer that has recovered the bucket. The index has all that earlier writers
+  acknowledged; what it lacks is of this writer, which commits it soon.
+
+So nobody has to tell a reader that recovers from a writer, and nothing is written for it: a process that waits for the
+directory's lock waits for a recovery, and for nothing else. Both locks end with the process, at whatever instruction it
+ends. What ``LOCK`` contains only serves messages, as it may be of an earlier holder, or not be there on a full disk.
+
+A process of version 0.1.0 takes ``LOCK`` without the directory's lock: while it recovers, others take it for a writer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from kvstore.clock import Clock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock, RecoveryLock
+from logformat import paths
+
+
+class BucketLock:
+    """The lock of one bucket.
+
+    Args:
+        directory: Of the bucket.
+        files: The disk.
+    """
+
+    def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
+        self._recovery = RecoveryLock(directory, files, clock)
+        self._lock = ProcessLock(directory / paths.LOCK_FILE, files)
+
+    @property
+    def held(self) -> bool:
+        """Whether this process holds it."""
+        return self._lock.held
+
+    def try_acquire(self) -> bool:
+        """Take the lock to recover the bucket, unless another process writes it; waits while one only recovers it.
+
+        Whoever wants to read or write the bucket waits from then on, until :meth:`recovered` or :meth:`release`.
+
+        Raises:
+            StoreError: See :meth:`RecoveryLock.acquire` and :meth:`ProcessLock.try_acquire`. The lock is as it was.
+        """
+        self._recovery.acquire()
+        taken = False
+        try:
+            taken = self._lock.try_acquire()
+        finally:
+            if not taken:
+                self._recovery.release()
+        return taken
+
+    def acquire(self) -> None:
+        """Like :meth:`try_acquire`.
+
+        Raises:
+            StoreLocked: Another process writes the bucket; the error names the process.
+        """
+        if not self.try_acquire():
+            self.refuse()
+
+    def recovered(self) -> None:
+        """Keep the lock to write: the index has everything that earlier writers acknowledged."""
+        self._recovery.release()
+
+    def recover_again(self) -> None:
+        """Have others wait, until :meth:`recovered`, while an older index is in the place of the bucket's.
+
+        Raises:
+            StoreError: See :meth:`RecoveryLock.acquire`.
+        """
+        self._recovery.acquire()
+
+    def release(self) -> None:
+        """Release the lock, if it is held."""
+        self._lock.release()
+        self._recovery.release()  # last: who waits for it finds a bucket that nobody writes
+
+    def refuse(self) -> NoReturn:
+        """Report which process writes the bucket.
+
+        Raises:
+            StoreLocked: Always.
+        """
+        self._lock.refuse()

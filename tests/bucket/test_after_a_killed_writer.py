@@ -1,0 +1,383 @@
+"""The first read after a writer was killed has all that it acknowledged, whoever recovers the bucket meanwhile.
+
+A process that reads, and one that writes, waits for another one that recovers the bucket, but not for ever. Where there
+is nothing to recover nobody waits.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.bucket import handle
+from kvstore.bucket.committer import Committer
+from kvstore.clock import SystemClock
+from kvstore.disk import lock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import RecoveryLock
+from kvstore.errors import StoreLocked
+from kvstore.repair.store import repair
+from logformat import paths
+from logformat.ids import BucketId, TableId
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
+COUNT = 60
+NEVER_COMMITTED: dict[str, Any] = {"commit_wait_ms": 60_000, "commit_idle_ms": 60_000}
+"""All that a killed process acknowledged is in the log only."""
+READ: dict[str, Callable[[kvstore.Table], int]] = {
+    "scan": lambda table: sum(row["v"] == 1 for row in rows_of(table)),
+    "get": lambda table: sum(table.get(k) == {"k": k, "v": 1} for k in range(COUNT)),
+    "count": lambda table: table.count(),
+    "offsets": lambda table: sum(end for _, end in table.offsets().values()),
+    "changelog": lambda table: sum(batch.num_rows for batch in table.changelog()),
+}
+
+
+def write(pipe: Pipe, path: Path, keys: range) -> None:
+    with kvstore.open(path, **NEVER_COMMITTED) as store:
+        for k in keys:
+            store.table("t").upsert({"k": k, "v": 1})
+        pipe.send("acknowledged")
+        pipe.recv()
+
+
+def killed(path: Path, keys: range = range(COUNT)) -> None:
+    """Have a process write these keys, and kill it."""
+    with Child(write, path, keys) as writer:
+        assert writer.hear() == "acknowledged"
+
+
+@pytest.fixture
+def path(store_path: Path) -> Iterator[Path]:
+    """A store with an empty table, which is right in the end."""
+    create(store_path)
+    yield store_path
+    with kvstore.open(store_path) as store:
+        assert store.check()
+
+
+def create(path: Path, buckets: int = 1) -> None:
+    with kvstore.open(path) as store:
+        store.create_table("t", SCHEMA, primary_key="k", buckets=buckets)
+
+
+# Processes that come at once
+
+
+def scan_once(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        pipe.send("ready")
+        pipe.recv()
+        pipe.send({row["k"]: row["v"] for row in rows_of(table)})
+        pipe.recv()
+
+
+def add_once(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        pipe.send("ready")
+        pipe.recv()
+        row = table.get(7)
+        pipe.send(row)
+        table.upsert({"k": 7, "v": 0 if row is None else row["v"] + 1})
+        pipe.send("added")
+        pipe.recv()
+
+
+def all_at_once(path: Path) -> None:
+    """Three that scan and one that reads and writes come right after a kill, and each reads once."""
+    create(path)
+    with (
+        Child(add_once, path) as adder,
+        Child(scan_once, path) as first,
+        Child(scan_once, path) as second,
+        Child(scan_once, path) as third,
+    ):
+        scanners = [first, second, third]
+        for child in (adder, *scanners):
+            assert child.hear() == "ready"
+        killed(path)
+        for child in (adder, *scanners):
+            child.say("go")
+        for child in scanners:
+            found = child.hear()
+            assert found.pop(7) in (1, 2)
+            assert found == dict.fromkeys({*range(COUNT)} - {7}, 1)
+        assert adder.hear() == {"k": 7, "v": 1}
+        assert adder.hear() == "added"
+        for child in (adder, *scanners):
+            child.say("end")
+            assert child.join() == 0
+    with kvstore.open(path) as store:
+        assert store.table("t").get(7) == {"k": 7, "v": 2}
+        assert store.table("t").count() == COUNT
+        assert store.check()
+
+
+def test_every_process_sees_all_in_its_first_read_and_no_write_is_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        all_at_once(tmp_path / str(number))
+
+
+@pytest.mark.long
+def test_every_process_sees_all_in_100_trials(tmp_path: Path) -> None:
+    for number in range(100):
+        all_at_once(tmp_path / str(number))
+
+
+# One that is held while it recovers
+
+
+def recover(pipe: Pipe, path: Path, *, writes: bool) -> None:
+    """Hold the recovery before its first step, and after its last one."""
+    engine = handle.BucketEngine
+
+    def held(*given: Any) -> Any:
+        pipe.send("recovers")
+        pipe.recv()
+        try:
+            return engine(*given)
+        finally:
+            pipe.send("has recovered")
+            pipe.recv()
+
+    handle.BucketEngine = held  # type: ignore[assignment,misc]
+    with kvstore.open(path, **NEVER_COMMITTED) as store:
+        table = store.table("t")
+        if writes:
+            table.upsert({"k": COUNT, "v": 2})
+        else:
+            rows_of(table)
+        pipe.send("done")
+        pipe.recv()
+
+
+@pytest.fixture(params=["a reader", "a writer"])
+def recovering(request: pytest.FixtureRequest, path: Path) -> Iterator[Child]:
+    """A process that has begun to recover what a killed one left."""
+    killed(path)
+    with Child(_recover_and_write if request.param == "a writer" else _recover_and_read, path) as child:
+        assert child.hear() == "recovers"
+        yield child
+
+
+def _recover_and_write(pipe: Pipe, path: Path) -> None:
+    recover(pipe, path, writes=True)
+
+
+def _recover_and_read(pipe: Pipe, path: Path) -> None:
+    recover(pipe, path, writes=False)
+
+
+class Waiting(threading.Thread):
+    """A call that is made in a thread and waits for another process."""
+
+    def __init__(self, call: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(daemon=True)
+        self._call = call
+        self.result: Any = None
+        waits = threading.Event()
+        monkeypatch.setattr(lock, "check_caller", waits.set)
+        self.start()
+        assert waits.wait(600)
+        assert self.is_alive()
+
+    def run(self) -> None:
+        try:
+            self.result = self._call()
+        except Exception as error:
+            self.result = error
+
+    def ended(self) -> Any:
+        self.join(600)
+        return self.result
+
+
+@pytest.mark.parametrize("read", READ.values(), ids=READ)
+def test_a_read_waits_for_a_recovery_and_sees_all_of_it(
+    path: Path, recovering: Child, read: Callable[[kvstore.Table], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(path) as store:
+        reading = Waiting(lambda: read(store.table("t")), monkeypatch)
+        recovering.say("go on")
+        assert recovering.hear() == "has recovered"
+        assert reading.is_alive()
+        recovering.say("go on")
+        assert recovering.hear() == "done"
+        assert reading.ended() == COUNT  # what a living writer has not committed is seen later
+
+
+@pytest.mark.parametrize("read", ["scan", "offsets"])
+def test_a_read_of_a_store_that_was_open_before_waits(path: Path, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handle, "RECOVER_SECONDS", 0.0)
+    with kvstore.open(path) as store:
+        assert READ[read](store.table("t")) == 0
+        killed(path)
+        with Child(_recover_and_write, path) as child:
+            assert child.hear() == "recovers"
+            reading = Waiting(lambda: READ[read](store.table("t")), monkeypatch)
+            for said in ("has recovered", "done"):
+                child.say("go on")
+                assert child.hear() == said
+            assert reading.ended() == COUNT
+
+
+def test_a_stopped_recovery_is_named_and_nothing_old_is_read(
+    path: Path, recovering: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert 1 < lock.RECOVERY_WAIT_SECONDS < 30
+    monkeypatch.setattr(lock, "RECOVERY_WAIT_SECONDS", 0.1)
+    os.kill(recovering.pid, signal.SIGSTOP)
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        calls = {name: lambda read=read: read(table) for name, read in READ.items()}
+        calls["upsert"] = lambda: table.upsert({"k": 7, "v": 2})
+        calls["snapshot"] = table.snapshot
+        calls["compact"] = table.compact
+        calls["check"] = store.check
+        calls["drop"] = lambda: store.drop_table("t")
+        for name, call in calls.items():
+            with pytest.raises(StoreLocked, match=f"holder_pid={recovering.pid}") as refused:
+                call()
+            assert "recovers this bucket" in str(refused.value), name
+            assert "end that process" in str(refused.value), name
+        recovering.kill()
+        assert table.get(7) == {"k": 7, "v": 1}
+        assert READ["scan"](table) == COUNT
+        table.upsert({"k": 7, "v": 2})
+
+
+def test_a_repair_waits_for_a_recovery_by_a_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(path)
+    with Child(_recover_and_read, path) as child:
+        assert child.hear() == "recovers"
+        repairing = Waiting(lambda: repair(path), monkeypatch)
+        for said in ("has recovered", "done"):
+            child.say("go on")
+            assert child.hear() == said
+        assert repairing.ended().left == []
+
+
+@pytest.mark.parametrize("change", ["upsert", "drop"])
+def test_a_change_waits_for_a_recovery_by_a_reader(path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed(path)
+    with Child(_recover_and_read, path) as child, kvstore.open(path) as store:
+        assert child.hear() == "recovers"
+        table = store.table("t")
+        work = {"upsert": lambda: table.upsert({"k": 7, "v": 2}), "drop": lambda: store.drop_table("t")}[change]
+        changing = Waiting(work, monkeypatch)
+        for said in ("has recovered", "done"):
+            child.say("go on")
+            assert child.hear() == said
+        assert not isinstance(changing.ended(), Exception)
+        if change == "drop":
+            assert store.list_tables() == []
+        else:
+            assert table.get(7) == {"k": 7, "v": 2}
+            assert table.count() == COUNT
+
+
+def test_a_write_beside_a_writer_is_refused_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "check_caller", lambda: pytest.fail("it waits"))
+    with Child(write, path, range(COUNT)) as writer:
+        assert writer.hear() == "acknowledged"
+        with kvstore.open(path) as store, pytest.raises(StoreLocked, match=f"holder_pid={writer.pid}") as refused:
+            store.table("t").upsert({"k": 0, "v": 0})
+    assert "writes here" in str(refused.value)
+
+
+def test_nobody_waits_where_nothing_is_to_be_recovered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert([{"k": k, "v": 1} for k in range(COUNT)])
+    recovery = RecoveryLock(paths.bucket_directory(path, TableId(1), BucketId(0)), Files(), SystemClock())
+    recovery.acquire()
+    monkeypatch.setattr(handle, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "check_caller", lambda: pytest.fail("it waits"))
+    with kvstore.open(path) as store:
+        for read in READ.values():
+            assert read(store.table("t")) == COUNT
+    recovery.release()
+
+
+# Commits over several buckets
+
+
+def die_in_a_commit(pipe: Pipe, path: Path) -> None:
+    """End once a commit is decided, before any bucket has its batch."""
+    Committer._append = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+    with kvstore.open(path, **NEVER_COMMITTED) as store:
+        changes = kvstore.Changes.upserts(pa.Table.from_pylist([{"k": k, "v": 1} for k in range(COUNT)], SCHEMA))
+        store.table("t").apply_epoch(changes, "w", 0)
+
+
+def test_a_commit_that_its_process_only_decided_is_read_as_a_whole(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(store_path, buckets=3)
+    with Child(die_in_a_commit, store_path) as child:
+        assert child.join() == -signal.SIGKILL
+    with Child(_recover_and_read, store_path) as child, kvstore.open(store_path) as store:
+        assert child.hear() == "recovers"
+        reading = Waiting(lambda: READ["scan"](store.table("t")), monkeypatch)
+        child.say("go on")
+        while child.hear() != "done":
+            child.say("go on")
+        assert reading.ended() == COUNT
+        assert store.table("t").is_applied("w", 0)
+        assert store.check()
+
+
+# An index that is compacted by its writer
+
+
+def compact(pipe: Pipe, path: Path) -> None:
+    """Hold the compaction when its copy, which has less than the index had, is in the place of the index."""
+    engine, copy = handle.BucketEngine, handle.Maintenance.copy_index
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.upsert([{"k": k, "v": 1} for k in range(COUNT // 2)])
+
+        def copy_and_write(self: Any) -> None:
+            copy(self)
+            table.upsert([{"k": k, "v": 1} for k in range(COUNT // 2, COUNT)])
+            table.flush()
+            pipe.send("has copied")
+            pipe.recv()
+
+        def held(*given: Any) -> Any:
+            pipe.send("has swapped")
+            pipe.recv()
+            return engine(*given)
+
+        handle.Maintenance.copy_index = copy_and_write  # type: ignore[method-assign]
+        handle.BucketEngine = held  # type: ignore[assignment,misc]
+        table.compact()
+        pipe.send("done")
+        pipe.recv()
+
+
+@pytest.mark.parametrize("was_open", [True, False])
+def test_a_read_never_goes_back_while_an_index_is_compacted(
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, was_open: bool
+) -> None:
+    with Child(compact, path) as child, kvstore.open(path) as store:
+        assert child.hear() == "has copied"
+        if was_open:
+            assert READ["scan"](store.table("t")) == COUNT
+        child.say("go on")
+        assert child.hear() == "has swapped"
+        reading = Waiting(lambda: READ["scan"](store.table("t")), monkeypatch)
+        child.say("go on")
+        assert child.hear() == "done"
+        assert reading.ended() == COUNT
