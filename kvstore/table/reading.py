@@ -34,7 +34,6 @@ from kvstore.read.scan import (
     first_rows,
     offset_as_of,
     rows_as_of,
-    rows_now,
     rows_where,
     scan_schema,
 )
@@ -244,11 +243,12 @@ class TableReads(HistoryReads):
         def read(handle: BucketHandle, view: View) -> Iterator[pa.RecordBatch]:
             # The current definition has the schemas of all rows.
             current, place = self._keyed().named_as(definition), places[handle.place.identity.bucket_id]
-            if place is None:
-                ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
-                return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
-            then = offset_as_of(place, handle.log, view.state().applied_offset)
-            return rows_as_of(view, handle.log, current, then, wanted)
+            now = view.state().applied_offset
+            then = now if place is None else offset_as_of(place, handle.log, now)
+            ranges = [KeyRange()]
+            if filter is not None:
+                ranges = ranges_where(view, current, filter, beyond=then != now)
+            return rows_as_of(view, handle.log, current, then, wanted, ranges)
 
         rows: Iterator[pa.RecordBatch] = chain.from_iterable([self._held(handle, read) for handle in self._handles])
         if filter is not None:
