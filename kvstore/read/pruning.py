@@ -170,9 +170,7 @@ def _with_outside(
     return [*before, *found, *after]
 
 
-def _possible(
-    ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression
-) -> list[bool]:
+def _possible(ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression) -> list[bool]:
     """For each range, as first and last key, whether the filter can be true in it."""
     if not ranges:
         return []
