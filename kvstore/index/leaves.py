@@ -13,6 +13,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,26 @@ _BRANCHES = 64
 _NUMBER_BYTES = 8
 """Size of a page number, stored in place of a value that has its own pages."""
 assert _HEAD.itemsize == HEAD.size
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """Consecutive pages of one level of a tree.
+
+    Attributes:
+        first, last: The first and the last key to look for in them.
+        numbers: Numbers of the pages, int64 ``(n,)``; at least one.
+        cuts: Keys at which the pages after the first begin, ``n - 1``; they rise between ``first`` and ``last``.
+        level: Level of the pages; that of the root is 1.
+        leaves: Approximate number of leaves at or below the pages; 1 for one leaf.
+    """
+
+    first: bytes
+    last: bytes
+    numbers: np.ndarray
+    cuts: BinaryColumn
+    level: int
+    leaves: float
 
 
 class Leaves:
@@ -94,6 +115,44 @@ class Leaves:
                 yield found.some(low, until)
                 low = until
 
+    def run_between(self, first: bytes, last: bytes) -> PageRun:
+        """The root as a run; the tree has both keys."""
+        self._check_root()
+        return self._run(first, last, np.array([self._tree.root], np.int64), BinaryColumn.from_list([]), 1)
+
+    def divided(self, run: PageRun, parts: int) -> list[PageRun]:
+        """A run divided into at most ``parts`` runs, each beginning at the last key of the one before; a leaf as it is.
+
+        Raises:
+            CorruptData: A page is damaged.
+            OSError: The disk failed.
+        """
+        while len(run.numbers) == 1 and run.level < self._tree.depth:
+            run = self._below_run(run)
+        pages = len(run.numbers)
+        ends = sorted({pages * part // parts for part in range(1, parts + 1)} - {0})
+        keys = [run.first, *(run.cuts[end - 1] for end in ends[:-1]), run.last]
+        return [
+            self._run(first, last, run.numbers[begin:end], run.cuts.slice(begin, end - 1), run.level)
+            for (first, last), (begin, end) in zip(pairwise(keys), pairwise([0, *ends]), strict=True)
+        ]
+
+    def _below_run(self, run: PageRun) -> PageRun:
+        """The pages below a run of one branch that may hold keys of it."""
+        flat, places = self._read(run.numbers, np.ones_like(run.numbers))
+        nodes = self._nodes(flat, places, run.numbers, BRANCH)
+        # LMDB ignores the first key of a branch page.
+        keys = gather((flat,), nodes.keys[1:], nodes.key_bytes[1:])
+        _check_order(b"", keys)
+        low = bisect_right(keys, run.first)
+        high = bisect_left(keys, run.last, low)
+        return self._run(run.first, run.last, nodes.children[low : high + 1], keys.slice(low, high), run.level + 1)
+
+    def _run(self, first: bytes, last: bytes, numbers: np.ndarray, cuts: BinaryColumn, level: int) -> PageRun:
+        depth, leaves = self._tree.depth, self._tree.counts[1]
+        below = float(leaves ** ((depth - level) / max(1, depth - 1)))  # all pages taken to be equally full
+        return PageRun(first, last, numbers, cuts, level, len(numbers) * below)
+
     def _pages_max(self, chunk: int, limit: int) -> int:
         """How many leaves have about ``chunk`` rows, and at most ``limit`` bytes."""
         _, leaves, _, entries = self._tree.counts
@@ -105,8 +164,7 @@ class Leaves:
         tree = self._tree
         if tree.root == NOWHERE:
             return
-        if not 1 <= tree.depth <= DEPTH_MAX or tree.root >= self._file_pages:
-            raise _damaged("a tree has an impossible depth or root", depth=tree.depth, root=tree.root)
+        self._check_root()
         waiting = np.zeros(0, np.int64)
         for numbers in self._below(np.array([tree.root], np.int64), 1, start, stop):
             waiting = np.concatenate([waiting, numbers])
@@ -115,6 +173,11 @@ class Leaves:
                 waiting = waiting[enough:]
         if len(waiting):
             yield waiting
+
+    def _check_root(self) -> None:
+        tree = self._tree
+        if not 1 <= tree.depth <= DEPTH_MAX or tree.root >= self._file_pages:
+            raise _damaged("a tree has an impossible depth or root", depth=tree.depth, root=tree.root)
 
     def _below(self, numbers: np.ndarray, depth: int, start: bytes, stop: bytes | None) -> Iterator[np.ndarray]:
         """Numbers of the leaves below pages of one level, those of a few branches at a time."""

@@ -1,33 +1,41 @@
 """Pruning: the ranges of keys, and of offsets in a log, in which a filter can be true.
 
 Arrow decides: the keys are divided into ranges, and for each range Arrow evaluates whether the filter can be true for
-values of the first key column between the range's ends. Ranges in which only some parts can match are divided again. A
-log is divided between batches, whose offset, version and time are known.
+keys between the range's ends. Ranges in which only some parts can match are divided again. Keys are divided where the
+pages of the index begin, so it takes as many steps as the tree has levels, whatever the keys are. A log is divided
+between batches, whose offset, version and time are known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import reduce
+from itertools import compress, islice, pairwise, repeat
+from operator import and_
 from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.index.index import View
+from kvstore.index.leaves import Leaves
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.read.scan import KeyRange, evenly_between
+from kvstore.read.scan import KeyRange
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
 from logformat.rows.python_values import MISFITS
 
 PARTS = 16
-"""Number of parts that a range is divided into,"""
-CUTS_MAX = 8
-"""and the maximum number of times that parts are divided again."""
+"""Number of parts that a range is divided into."""
+WHOLE_PARTS_MIN = 3
+"""A range is not divided again if all its parts, at least so many, and most of the keys between them can match."""
+RUNS_MAX = 16
+"""More ranges of keys are only divided again while they have"""
+RUN_LEAVES = 256
+"""leaves each: to read so many at once takes as long as to divide them."""
 
 Place = TypeVar("Place", bytes, Offset)
 
@@ -44,20 +52,36 @@ def ranges_where(
     bounds = view.bounds()
     if bounds is None:
         return [KeyRange()] if beyond else []
-    ranges = _possible([bounds], definition, filter)
-    done: list[tuple[bytes, bytes]] = []
-    for _ in range(CUTS_MAX):
-        smaller = []
-        for first, last in ranges:
-            parts = list(pairwise([first, *_keys_between(view, first, last), last]))
-            possible = _possible(parts, definition, filter)
-            if len(possible) == len(parts):
-                done.append((first, last))
-            else:
-                smaller += possible
-        ranges = smaller
-    found = [KeyRange(first, last + b"\0") for first, last in _joined(sorted([*done, *ranges]))]
+    ranges = [bounds] if view.leaves is None else _pages_where(view.leaves, bounds, definition, filter)
+    found = [KeyRange(first, last + b"\0") for first, last in _joined(sorted(ranges))]
     return _with_outside(found, bounds, definition, filter) if beyond else found
+
+
+def _pages_where(
+    leaves: Leaves, bounds: tuple[bytes, bytes], definition: TableDefinition, filter: pc.Expression
+) -> list[tuple[bytes, bytes]]:
+    """Ranges of keys, as first and last key, in which the filter can be true, found from the tree's root downwards.
+
+    What is read of the tree depends on its depth and on the number of ranges, not on the number of rows.
+    """
+    done: list[tuple[bytes, bytes]] = []
+    runs = [leaves.run_between(*bounds)]
+    while runs and (len(runs) <= RUNS_MAX or sum(run.leaves for run in runs) > RUN_LEAVES * len(runs)):
+        divided = [leaves.divided(run, PARTS) for run in runs]
+        flags = iter(_possible([(part.first, part.last) for parts in divided for part in parts], definition, filter))
+        left = [list(compress(parts, flags)) for parts in divided]
+        whole = [len(parts) == len(some) >= WHOLE_PARTS_MIN for parts, some in zip(divided, left, strict=True)]
+        cuts = [[part.first for part in parts[1:]] for parts in compress(divided, whole)]
+        at_cuts = iter(_possible([(cut, cut) for some in cuts for cut in some], definition, filter))
+        dense = (2 * sum(islice(at_cuts, len(some))) > len(some) for some in cuts)
+        runs = []
+        for some, is_whole in zip(left, whole, strict=True):
+            if is_whole and next(dense):
+                done.append((some[0].first, some[-1].last))
+            else:
+                done += ((part.first, part.last) for part in some if part.leaves == 1)
+                runs += (part for part in some if part.leaves > 1)
+    return [*done, *((run.first, run.last) for run in runs)]
 
 
 def offsets_where(
@@ -146,21 +170,27 @@ def _with_outside(
     return [*before, *found, *after]
 
 
-def _keys_between(view: View, first: bytes, last: bytes) -> list[bytes]:
-    """Keys that divide a range into parts; empty if there are none inside."""
-    found = map(view.first_from, evenly_between(first, last, PARTS))
-    return sorted({key for key in found if key is not None and first < key < last})
-
-
-def _possible(
-    ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression
-) -> list[tuple[bytes, bytes]]:
-    """The ranges, as first and last key, in which the filter can be true."""
+def _possible(ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression) -> list[bool]:
+    """For each range, as first and last key, whether the filter can be true in it."""
+    if not ranges:
+        return []
     layout = layout_of(definition)
-    field = pc.field(layout.key_names[0])
-    lows, highs = (layout.keys.decode(BinaryColumn.from_list(list(keys)))[0] for keys in zip(*ranges, strict=True))
-    guarantees = [(field >= low) & (field <= high) for low, high in zip(lows, highs, strict=True)]
-    return [ranges[place] for place in possible_places(guarantees, definition.schema, filter)]
+    fields = [pc.field(name) for name in layout.key_names]
+    lows, highs = (layout.keys.decode(BinaryColumn.from_list(list(keys))) for keys in zip(*ranges, strict=True))
+    guarantees = list(map(_between, repeat(fields), zip(*lows, strict=True), zip(*highs, strict=True)))
+    places = set(possible_places(guarantees, definition.schema, filter))
+    return [place in places for place in range(len(ranges))]
+
+
+def _between(fields: Sequence[pc.Expression], low: Sequence[pa.Scalar], high: Sequence[pa.Scalar]) -> pc.Expression:
+    """What is true of the columns of every key between two: equal up to the first column in which the two differ."""
+    known = []
+    for field, least, most in zip(fields, low, high, strict=True):
+        if not least.equals(most):
+            known.append((field >= least) & (field <= most))
+            break
+        known.append(field == least)
+    return reduce(and_, known)
 
 
 def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:

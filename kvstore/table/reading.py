@@ -35,7 +35,6 @@ from kvstore.read.scan import (
     first_rows,
     offset_as_of,
     rows_as_of,
-    rows_now,
     rows_where,
     scan_schema,
 )
@@ -155,11 +154,12 @@ class Reading:
 
         def read(handle: BucketReads, view: View) -> Iterator[pa.RecordBatch]:
             current, place = self.latest().named_as(definition), places[handle.identity.bucket_id]
-            if place is None:
-                ranges = [KeyRange()] if filter is None else ranges_where(view, current, filter)
-                return chain.from_iterable(rows_now(view, current, wanted, keys) for keys in ranges)
-            then = offset_as_of(place, handle.log, view.state().applied_offset)
-            return rows_as_of(view, handle.log, current, then, wanted)
+            now = view.state().applied_offset
+            then = now if place is None else offset_as_of(place, handle.log, now)
+            ranges = [KeyRange()]
+            if filter is not None:
+                ranges = ranges_where(view, current, filter, beyond=then != now)
+            return rows_as_of(view, handle.log, current, then, wanted, ranges)
 
         with self.one_moment(as_of):
             found = [self.held(handle, read) for handle in self.handles]
