@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import snapshot_rows
+from kvstore.bucket.snapshots import rows as snapshot_rows
 from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch, UnsupportedVersion
 from kvstore.meta import image

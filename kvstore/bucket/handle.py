@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -12,19 +12,17 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
-from kvstore.bucket.recovery import is_at_end, usable_index
-from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.reader import BucketReader
+from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.disk.lock import is_locked
-from kvstore.errors import CorruptData, StoreClosed, StoreError, UnsupportedOperation
+from kvstore.errors import StoreClosed, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
-from kvstore.index.index import AtRest, Index, View
+from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
 from kvstore.log.segments import KnownEnd, LogFiles, LogIdentity
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
-from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
 from kvstore.request.small import Submitted
@@ -33,10 +31,6 @@ from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
 
 T = TypeVar("T")
-RECOVER_SECONDS = 0.25
-"""How long changes that a dead writer acknowledged may stay invisible to a process that read the bucket before."""
-_SWAP_LOOKS = 300
-"""How often a reader looks for an index that is missing while another process writes the bucket."""
 
 
 class BucketHandle:
@@ -47,14 +41,13 @@ class BucketHandle:
 
     Args:
         context: Of the bucket.
-        read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
+        read_only: See :class:`kvstore.bucket.reader.BucketReader`.
         readers: All buckets of the process whose index is open for reading.
     """
 
     def __init__(self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders) -> None:
         self.place = context.place
         self._context = context
-        self._read_only = read_only
         self._readers = readers
         self._options = context.options
         self._files = context.files
@@ -63,12 +56,10 @@ class BucketHandle:
         # Taken before the bucket's lock, never within it; held while the index, the engine or the state changes.
         self._opening = threading.Lock()
         self._lock = threading.Lock()
-        self._index: Index | None = None
-        self._at_rest: AtRest | None = None
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
         self._known_end = KnownEnd(context.place.log, context.files)
-        self._look_next = 0.0
+        self._reader = BucketReader(context, self._ownership, self._lock, read_only, lambda: readers.add(self))
 
     @property
     def identity(self) -> LogIdentity:
@@ -180,7 +171,7 @@ class BucketHandle:
                 if not self._ended(engine):
                     return engine.committer.state
         with self._opening:
-            known = self._state_at_rest()
+            known = self._reader.state_at_rest() if self._engine is None else None
         if known is not None:
             return known
         with self._view() as view:
@@ -189,15 +180,16 @@ class BucketHandle:
     def committed(self) -> IndexState:
         """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing.
 
-        Every ``RECOVER_SECONDS`` it looks whether a writer died, or the index was rebuilt.
+        Every :data:`kvstore.bucket.reader.RECOVER_SECONDS` it looks whether a writer died, or the index was rebuilt.
         """
         with self._opening:
             if self._engine is not None:
                 self._engine.committer.check()
                 return self._engine.committer.index.committed_state()
-            if self._index is not None and self._clock.monotonic() < self._look_next:
-                return self._index.committed_state()
-            known = self._state_at_rest()
+            index = self._reader.index
+            if index is not None and self._reader.was_just_looked_at:
+                return index.committed_state()
+            known = self._reader.state_at_rest()
         return known if known is not None else self._looked()
 
     @uninterrupted
@@ -413,7 +405,7 @@ class BucketHandle:
             try:
                 if engine is not None:
                     try:
-                        self._use(self._opened_index())
+                        self._reader.open()
                     finally:
                         engine.close()
             finally:
@@ -430,9 +422,7 @@ class BucketHandle:
             finally:
                 # Even if not everything could be committed: the next process that opens the bucket replays the log.
                 self._ownership.close()
-                if self._index is not None:
-                    self._index.close()
-                    self._index = None
+                self._reader.close()
 
     @uninterrupted
     def with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
@@ -469,9 +459,7 @@ class BucketHandle:
                         raise
                     self._ownership.recovered()
                     self._engine = engine
-                    if self._index is not None:
-                        self._index.close()
-                        self._index = None
+                    self._reader.close()
                 if self._engine is not None:
                     return self._engine
             if not commits or self._clock.monotonic() >= deadline:
@@ -511,7 +499,7 @@ class BucketHandle:
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
-        return index.is_retired or (self._engine is None and self._index is not index)
+        return index.is_retired or (self._engine is None and self._reader.index is not index)
 
     def close_reader(self) -> bool:
         """Close the index until it is read again; False if it is in use now."""
@@ -519,42 +507,15 @@ class BucketHandle:
         if not self._opening.acquire(blocking=False):
             return False
         try:
-            index = self._index
-            if index is not None and index.is_read:
-                return False
-            if index is not None:
-                self._at_rest = None
-                with suppress(StoreError):  # the caller reads another bucket: it is not that one's error
-                    self._at_rest = index.at_rest()
-                if not index.close_if_unread():
-                    return False
-                self._index = None
+            return self._reader.close_if_unread()
         finally:
             self._opening.release()
-        return True
-
-    def _state_at_rest(self) -> IndexState | None:
-        """The state of a bucket that is not open here, unless something was written or is to be recovered."""
-        known = self._at_rest
-        if known is None or self._index is not None or self._engine is not None:
-            return None
-        self._ownership.check_open()
-        if not known.is_current(self.place.index):
-            return None
-        now = self._clock.monotonic()
-        if not self._read_only() and now >= self._look_next:
-            if not is_at_end(self.place, known.state, self._files) or self._context.catalog.writers().commits:
-                return None
-            self._look_next = now + RECOVER_SECONDS
-        return known.state
 
     def reader(self) -> Index:
         """The index, to read its last commit."""
         with self._opening:
-            index = self._index
-            if index is not None and self._engine is None and not (self._is_to_be_looked_at() or index.is_stale()):
-                return index
-        return self._opened_reader()
+            index = self._reader.ready() if self._engine is None else None
+        return self._opened_reader() if index is None else index
 
     @uninterrupted
     def _opened_reader(self) -> Index:
@@ -563,103 +524,8 @@ class BucketHandle:
         self._readers.shrink()
         return index
 
-    def _is_to_be_looked_at(self) -> bool:
-        """Whether a writer may have died since the last check, so that there is something to recover."""
-        return not self._read_only() and self._clock.monotonic() >= self._look_next
-
     def _reading(self) -> Index:
         self._ownership.check_open()
         if self._engine is not None:  # taken since the caller checked
             return self._engine.committer.index
-        self._close_stale()
-        now = self._clock.monotonic()
-        if self._index is None or now >= self._look_next:
-            if not self._read_only():
-                self._recover()
-            self._look_next = now + RECOVER_SECONDS  # as long ago as what was found
-        if self._index is None:
-            self._use(self._opened_index())
-        assert self._index is not None
-        return self._index
-
-    def _close_stale(self) -> bool:
-        """Close an index that was rebuilt, or compacted, to read the new one from now on; scans go on."""
-        if self._index is None or not self._index.is_stale():
-            return False
-        self._index.retire()
-        self._index.close()
-        self._index = None
-        return True
-
-    def _use(self, index: Index | None) -> None:
-        """Read through an index from now on."""
-        self._index = index
-        self._at_rest = None
-        if index is not None:
-            self._readers.add(self)
-
-    def _recover(self) -> None:
-        """Recover what a dead writer had acknowledged, so that it can be read.
-
-        Raises:
-            StoreLocked: Another process recovers the bucket, and does not finish.
-        """
-        while not self._lacks_nothing():
-            with self._ownership.borrowed() as is_owner:
-                # Another process may have recovered the bucket meanwhile; if one owns it now, it has.
-                was_replaced = self._close_stale()
-                if is_owner and not self._lacks_nothing():
-                    self._replay()
-                    return
-            if not was_replaced:
-                return
-
-    def _replay(self) -> None:
-        is_readable = self._is_at_end()
-        try:
-            BucketEngine(self._context, self._lock).close()
-        except StoreError:
-            # The bucket can be read; writes and `kvstore check` report why a commit can't be completed.
-            if not is_readable:
-                raise
-        finally:
-            self._close_stale()
-
-    def _lacks_nothing(self) -> bool:
-        """Whether the index has all of the log, and its batch of each open commit."""
-        if self._index is None:
-            self._use(usable_index(self.place, self._options, self._files))
-        if not self._is_at_end():
-            return False
-        commits = self._context.catalog.writers().commits
-        if not commits:
-            return True
-        assert self._index is not None
-        with self._index.view() as view:
-            return self._has(view, commits)
-
-    def _is_at_end(self) -> bool:
-        return self._index is not None and is_at_end(self.place, self._index.committed_state(), self._files)
-
-    def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
-        writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
-        return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
-
-    def _is_written_elsewhere(self) -> bool:
-        try:
-            return is_locked(self.place.directory / paths.LOCK_FILE, self._files)
-        except OSError:  # it can't be seen, for example on a read-only disk
-            return False
-
-    def _opened_index(self) -> Index:
-        for _ in range(_SWAP_LOOKS):
-            index = usable_index(self.place, self._options, self._files)
-            if index is not None:
-                return index
-            if not self._is_written_elsewhere():
-                break
-            pause()  # the process that writes the bucket may be replacing its index
-        raise CorruptData(
-            "The index of a bucket is missing or damaged; open the store for writing: it is built from the log.",
-            path=self.place.index,
-        )
+        return self._reader.opened()

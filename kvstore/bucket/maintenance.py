@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import synced_end
-from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.snapshots import snapshot
+from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.files import refusals
 from kvstore.errors import StoreError
 from kvstore.index.compaction import write_copy

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import lmdb
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.snapshots import snapshot
+from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX, WritePath
 from kvstore.clock import Clock
 from kvstore.disk.address_space import shortages

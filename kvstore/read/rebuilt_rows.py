@@ -19,8 +19,8 @@ import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.merge.replay import FinalChanges, replay
+from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX
 from kvstore.disk.address_space import shortage
 from kvstore.disk.environment import open_environment

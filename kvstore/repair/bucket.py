@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
+from kvstore.bucket.snapshots import snapshot
 from kvstore.clock import Clock
 from kvstore.disk import pages
 from kvstore.disk.files import Files

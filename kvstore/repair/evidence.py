@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.snapshots.snapshot import Snapshot
 from logformat.ids import Offset
 
 

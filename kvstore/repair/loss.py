@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.snapshots import snapshot
 from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from kvstore.log.segments import LogEnd, LogFiles

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvstore.bucket import snapshot as local
 from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.snapshots import snapshot as local
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import Unavailable

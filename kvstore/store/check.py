@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.snapshot import Snapshot
+from kvstore.bucket.snapshots import snapshot
+from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import handle
-from kvstore.bucket.committer import Committer
+from kvstore.bucket import handle, reader
 from kvstore.clock import SystemClock
 from kvstore.disk import lock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import RecoveryLock
 from kvstore.errors import StoreLocked
+from kvstore.meta.journal import Journal
 from kvstore.repair.store import repair
 from logformat import paths
 from logformat.ids import BucketId, TableId
@@ -152,7 +152,7 @@ def recover(pipe: Pipe, path: Path, *, writes: bool) -> None:
             pipe.send("has recovered")
             pipe.recv()
 
-    handle.BucketEngine = held  # type: ignore[assignment,misc]
+    handle.BucketEngine = reader.BucketEngine = held  # type: ignore[assignment,misc]
     with kvstore.open(path, **NEVER_COMMITTED) as store:
         table = store.table("t")
         if writes:
@@ -220,7 +220,7 @@ def test_a_read_waits_for_a_recovery_and_sees_all_of_it(
 
 @pytest.mark.parametrize("read", ["scan", "offsets"])
 def test_a_read_of_a_store_that_was_open_before_waits(path: Path, read: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handle, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "RECOVER_SECONDS", 0.0)
     with kvstore.open(path) as store:
         assert READ[read](store.table("t")) == 0
         killed(path)
@@ -302,7 +302,7 @@ def test_nobody_waits_where_nothing_is_to_be_recovered(path: Path, monkeypatch: 
         store.table("t").upsert([{"k": k, "v": 1} for k in range(COUNT)])
     recovery = RecoveryLock(paths.bucket_directory(path, TableId(1), BucketId(0)), Files(), SystemClock())
     recovery.acquire()
-    monkeypatch.setattr(handle, "RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr(reader, "RECOVER_SECONDS", 0.0)
     monkeypatch.setattr(lock, "check_caller", lambda: pytest.fail("it waits"))
     with kvstore.open(path) as store:
         for read in READ.values():
@@ -315,7 +315,15 @@ def test_nobody_waits_where_nothing_is_to_be_recovered(path: Path, monkeypatch: 
 
 def die_in_a_commit(pipe: Pipe, path: Path) -> None:
     """End once a commit is decided, before any bucket has its batch."""
-    Committer._append = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+    append = Journal.append
+
+    def then_die(self: Journal, *given: Any, **named: Any) -> Any:
+        done = append(self, *given, **named)
+        if self.state().writers_of(TableId(1)).commits:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    Journal.append = then_die  # type: ignore[method-assign]
     with kvstore.open(path, **NEVER_COMMITTED) as store:
         changes = kvstore.Changes.upserts(pa.RecordBatch.from_pylist([{"k": k, "v": 1} for k in range(COUNT)], SCHEMA))
         store.table("t").apply_epoch(changes, "w", 0)

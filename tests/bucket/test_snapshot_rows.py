@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, strategies as st
 
-from kvstore.bucket.snapshot_rows import SCHEMA_ID, FileWriter, RowsWriter, read_rows
+from kvstore.bucket.snapshots.rows import SCHEMA_ID, FileWriter, RowsWriter, read_rows
 from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
 from kvstore.meta.state import TableDefinition

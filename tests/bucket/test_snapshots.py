@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.bucket import snapshot
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.snapshots import snapshot
 from kvstore.errors import CorruptBatch, CorruptData, LogFailed, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store

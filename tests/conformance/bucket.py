@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
 from kvstore.disk.files import Files
 from kvstore.log import recovery as log_recovery, retention

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvstore.bucket.snapshot_rows import parquet_schema, read_rows
+from kvstore.bucket.snapshots.rows import parquet_schema, read_rows
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.contents import batches_along, edits_of, verify_parts
 from kvstore.replica.coverage import holes, path_from, path_to, reached

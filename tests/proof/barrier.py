@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
 from kvstore.commit.coordinator import Commits

@@ -17,8 +17,8 @@ from unittest.mock import patch
 
 import pytest
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
 from kvstore.errors import CorruptData
 from kvstore.index.index import View

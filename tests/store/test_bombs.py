@@ -22,7 +22,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from kvstore.bucket.snapshot_rows import read_rows
+from kvstore.bucket.snapshots.rows import read_rows
 from kvstore.errors import CorruptData
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.check import RANGE_BYTES_MAX, read_object

@@ -14,8 +14,8 @@ from io import BytesIO
 
 import msgspec
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.snapshots import snapshot
 from kvstore.errors import CorruptData
 from kvstore.meta import image
 from kvstore.replica.check import Listing, first_part_of, read_object

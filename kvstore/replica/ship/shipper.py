@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.snapshots import snapshot
 from kvstore.disk.files import read_file
 from kvstore.errors import (
     CorruptData,

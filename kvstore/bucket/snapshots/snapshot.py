@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import UNSET
 
-from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, read_rows
+from kvstore.bucket.snapshots.rows import EncodedRows, FileWriter, RowsWriter, read_rows
 from kvstore.disk.address_space import mapped
 from kvstore.disk.files import Files, names_in, open_file, read_file
 from kvstore.errors import CorruptData, UnsupportedVersion

@@ -1,0 +1,1 @@
+"""Snapshots of a bucket: their files, and the rows in them."""
