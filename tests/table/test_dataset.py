@@ -25,8 +25,8 @@ from kvstore.errors import (
     StoreError,
     UnsupportedOperation,
 )
+from kvstore.read import scan
 from kvstore.read.scan import rows_now
-from kvstore.table import reading
 from kvstore.table.dataset import TableDataset
 from tests.support.tables import rows_of
 
@@ -151,7 +151,7 @@ class TestSql:
                 read.append(batch.num_rows)
                 yield batch
 
-        monkeypatch.setattr(reading, "rows_now", counted)
+        monkeypatch.setattr(scan, "rows_now", counted)
         assert self.rows(store, "SELECT s FROM files WHERE k BETWEEN 7 AND 9 OR k = 40000") == [("x",)] * 4
         assert sum(read) < 5_000
 
