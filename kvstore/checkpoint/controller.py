@@ -22,7 +22,7 @@ from kvstore.checkpoint.process import Running, WorkerProcess, error_of
 from kvstore.checkpoint.room import obstacle
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
-from kvstore.errors import StoreClosed, StoreError, StoreFull, StoreLocked, Unavailable
+from kvstore.errors import StoreClosed, StoreError, StoreLocked, Unavailable
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.options import EDITS_PER_JOURNAL
@@ -74,13 +74,10 @@ class Controller:
             dropped only when an image has all of them.
         followers: Replicas that need the journal, asked before segments are dropped.
         start: Starts a worker.
-        elsewhere: Starts a worker on another machine when this one has too little memory; returns None if there is no
-            such machine.
         succeeded: Called after each checkpoint with the monotonic time of its beginning, in seconds.
 
     Attributes:
         start: The function given as ``start``.
-        elsewhere: The function given as ``elsewhere``.
         at_work: Whether an automatic checkpoint is being made.
         failure: Why the last automatic checkpoint failed; None if it succeeded.
     """
@@ -97,7 +94,6 @@ class Controller:
         edits_per_image: int = EDITS_PER_JOURNAL,
         followers: Callable[[], Sequence[Follower]] = tuple,
         start: Callable[[Task], Running] = WorkerProcess,
-        elsewhere: Callable[[Task], Running | None] = lambda _: None,
         succeeded: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._store = store
@@ -111,7 +107,6 @@ class Controller:
         self._followers = followers
         self._succeeded = succeeded
         self.start = start
-        self.elsewhere = elsewhere
         self._newest = Txid(0)
         self._rested = 0.0
         self._mutex = threading.Lock()
@@ -157,10 +152,9 @@ class Controller:
         with self._working, refusals(self._images):
             self._files.verify()
             began = self._clock.monotonic()
-            reason = obstacle(self._store)
-            if isinstance(reason, StoreFull):
+            if (reason := obstacle(self._store)) is not None:
                 raise reason
-            done = self._done(reason)
+            done = self._done()
             self._files.verify()  # the image belongs to this store
             dropped = 0
             if done.previous is not None:
@@ -203,8 +197,8 @@ class Controller:
         self.failure = reason
         self._rested = self._clock.monotonic() + REST_SECONDS
 
-    def _done(self, reason: StoreError | None) -> Done:
-        """Have a worker write an image: on another machine if there is a reason against this one."""
+    def _done(self) -> Done:
+        """Have a worker write an image."""
         self._journal.flush()  # an image has no edit that a power cut could undo
         epoch = Epoch(worker.highest_epoch(self._images) + 1)
         task = Task(
@@ -218,7 +212,7 @@ class Controller:
         with self._mutex:
             if self._over:
                 raise self._closed()
-            running = self._running = self._started(task, reason)
+            running = self._running = self.start(task)
         try:
             answer = running.answer(WORKER_SECONDS)
         finally:
@@ -230,14 +224,6 @@ class Controller:
             self._files.verify()  # a replaced directory may be the reason
             raise error_of(answer)
         return answer
-
-    def _started(self, task: Task, reason: StoreError | None) -> Running:
-        if reason is None:
-            return self.start(task)
-        running = self.elsewhere(task)
-        if running is None:
-            raise reason
-        return running
 
     def _closed(self) -> StoreClosed:
         return StoreClosed("The store was closed; open it again.", path=self._store)

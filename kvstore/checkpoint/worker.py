@@ -40,7 +40,7 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
     directory = task.path / paths.IMAGES
     with refusals(directory), _held(task, files, clock):
         files.make_directory(directory)
-        with image_lock(directory, files):
+        with _image_lock(directory, files):
             if highest_epoch(directory) >= task.epoch:
                 raise Unavailable("A newer checkpoint has already written an image; try again.", epoch=task.epoch)
             unfinished = directory / paths.UNFINISHED_IMAGE
@@ -102,7 +102,7 @@ def highest_epoch(directory: Path) -> Epoch:
 
 
 @contextmanager
-def image_lock(directory: Path, files: Files) -> Iterator[None]:
+def _image_lock(directory: Path, files: Files) -> Iterator[None]:
     """Hold the lock under which one process at a time writes an image in a directory.
 
     Raises:

@@ -275,15 +275,13 @@ def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -
             "edits_behind": txid - each.txid,
             "leader_epoch": each.leader_epoch,
             "said": time_text(each.as_of_ms),
-            "free_bytes": each.free_bytes,
-            "obstacle": each.obstacle,
         }
         for each in found
     ]
     if as_json:
         print_json(rows)
     else:
-        names = ["name", "edits_behind", "leader_epoch", "said", "free_bytes", "obstacle"]
+        names = ["name", "edits_behind", "leader_epoch", "said"]
         print_table(names, [[row[name] for name in names] for row in rows])
 
 

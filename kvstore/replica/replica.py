@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,6 @@ from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
-from kvstore.replica.image_worker import followers
 from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
@@ -25,7 +24,8 @@ from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus, Stream
-from logformat.replica.follower_status import FollowerStatus
+from logformat.replica import follower_status
+from logformat.replica.follower_status import STATUS_BYTES_MAX, FollowerStatus
 from logformat.replica.object_file import CATALOG_PREFIX
 from logformat.urls import shown_url
 
@@ -173,7 +173,11 @@ class Replica:
             InvalidRequest: The replica was removed.
             Unavailable: The replica can't be reached.
         """
-        return sorted(followers(self._client()), key=lambda each: each.name)
+        client, found = self._client(), []
+        for name, _ in list(client.list(follower_status.PREFIX)):
+            with suppress(FileNotFoundError, CorruptData):
+                found.append(follower_status.decode(bytes(client.get(name, bytes_max=STATUS_BYTES_MAX))))
+        return sorted(found, key=lambda each: each.name)
 
     @uninterrupted
     def check(self) -> ReplicaReport:

@@ -16,15 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint.controller import Controller, Follower
 from kvstore.checkpoint.health import Health, health
-from kvstore.checkpoint.messages import Task
-from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
 from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
@@ -59,10 +56,6 @@ from logformat.ids import BucketId, TableId, Txid, WriterId
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-Elsewhere: TypeAlias = Callable[[Task, CatalogState, Files, Clock], Running | None]
-"""Starts a checkpoint worker on another machine, when this one has too little memory; None if there is none."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Replica:
     """A replica that has the edits up to one."""
@@ -80,7 +73,6 @@ class StoreRuntime:
         path: The directory, absolute and without links.
         read_only: Whether the store must be there; otherwise a new or empty directory becomes one.
         leadership: Asked before anything is written.
-        elsewhere: See :class:`Elsewhere`.
     """
 
     def __init__(
@@ -91,7 +83,6 @@ class StoreRuntime:
         files: Files,
         clock: Clock,
         leadership: Leadership,
-        elsewhere: Elsewhere,
     ) -> None:
         self.path = path
         self.options = options
@@ -128,7 +119,6 @@ class StoreRuntime:
             writes=lambda: self.writes,
             edits_per_image=options.edits_per_journal,
             followers=self._replicas,
-            elsewhere=lambda task: elsewhere(task, self.catalog(), files, clock),
             succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
@@ -411,12 +401,11 @@ def shared_runtime(
     files: Files,
     clock: Clock,
     leadership: Leadership,
-    elsewhere: Elsewhere,
 ) -> StoreRuntime:
     """The runtime of a directory, in use by ``use`` from now on until :meth:`StoreRuntime.release`.
 
     Args:
-        leadership, elsewhere: Those of the first user are used.
+        leadership: That of the first user is used.
 
     Raises:
         InvalidRequest: The store is open in this process with other settings.
@@ -426,7 +415,7 @@ def shared_runtime(
     with _runtimes_mutex:
         runtime = next((each for each in _runtimes if each.path == resolved and not each.place.is_replaced), None)
         if runtime is None:
-            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership, elsewhere)
+            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership)
             _runtimes.append(runtime)
         elif runtime.options != options and not read_only:
             raise InvalidRequest(
@@ -448,15 +437,11 @@ def opened(
         StoreError: See :class:`StoreRuntime`.
     """
     use = object()
-    runtime = shared_runtime(use, path, options, False, files, clock, leadership, _nowhere)
+    runtime = shared_runtime(use, path, options, False, files, clock, leadership)
     try:
         yield runtime
     finally:
         runtime.release(use)
-
-
-def _nowhere(_task: Task, _state: CatalogState, _files: Files, _clock: Clock) -> None:
-    return None
 
 
 def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:

@@ -109,7 +109,7 @@ class Store(AlteredTables):
         clock = clock or SystemClock()
         self._shippings: weakref.WeakSet[Shipping] = weakref.WeakSet()
         session = Session(
-            *(path, options, files or Files(), clock, ReplicaLeadership(clock), registry.worker_elsewhere),
+            *(path, options, files or Files(), clock, ReplicaLeadership(clock)),
             read_only=read_only,
             registers=registers,
         )
