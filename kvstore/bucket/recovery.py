@@ -1,8 +1,8 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-The log is the truth. An index that can be read and is not ahead of the log is used, and the changes it lacks are
-replayed. Otherwise the index is rebuilt from the newest valid snapshot and the log after it, or from the log alone if
-the log is complete.
+* The log is the truth: whatever the index lacks is replayed from it.
+* An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
+  or from the log alone if the log is complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""``kvstore replica`` and ``kvstore replicate``: copies of a store in other places."""
+"""``kvstore replica`` and ``kvstore replicate``: copies of a store in other places.
+
+* Every command writes a replica or a copy only through the calls that a program has, and keeps nothing itself.
+* A URL is printed without credentials.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Access to the objects of a replica, in a directory or any object store that obstore supports."""
+"""Access to the objects of a replica, in a directory or any object store that obstore supports.
+
+* An object is there as a whole or not at all, also after a process was killed.
+* An error is named for what the caller can do, and shows no credentials.
+"""
 
 from __future__ import annotations
 

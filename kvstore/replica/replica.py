@@ -1,4 +1,8 @@
-"""One replica of an open store: ship to it, check it, repair it."""
+"""One replica of an open store: ship to it, check it, repair it.
+
+* One process at a time ships, checks or repairs.
+* The catalog has what was shipped and what a check found; a report reads nothing of the replica.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A store: a directory with a catalog, tables, replicas and ingestion jobs, opened by any number of processes."""
+"""A store: a directory with a catalog, tables, replicas and ingestion jobs, opened by any number of processes.
+
+* A call on a store that was closed, forked or replaced is refused before it does anything.
+* What stores of one process share is their runtime (:mod:`kvstore.store.runtime`); a store only checks its calls.
+"""
 
 from __future__ import annotations
 
