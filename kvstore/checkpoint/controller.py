@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from uuid import UUID
 
 from kvstore.checkpoint import worker
@@ -35,13 +34,6 @@ REST_SECONDS = 60.0
 """Time between a failed checkpoint and the next automatic one."""
 CLOSE_SECONDS = 10.0
 """How long a close waits for a running checkpoint before it ends the worker."""
-
-
-class Follower(Protocol):
-    """A replica that reads edits from the journal."""
-
-    def replayed(self) -> Txid:
-        """The last edit that it has; the edits after it must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,7 @@ class Controller:
         writes: Whether this process writes; one that only reads begins no automatic checkpoints.
         edits_per_image: Number of edits after which one is due: as many as a segment of the journal has, which can be
             dropped only when an image has all of them.
-        followers: Replicas that need the journal, asked before segments are dropped.
+        shipped: Returns the last edit that each replica has, before segments are dropped: the edits after it must stay.
         start: Starts a worker.
         succeeded: Called after each checkpoint with the monotonic time of its beginning, in seconds.
 
@@ -92,7 +84,7 @@ class Controller:
         *,
         writes: Callable[[], bool] = lambda: True,
         edits_per_image: int = EDITS_PER_JOURNAL,
-        followers: Callable[[], Sequence[Follower]] = tuple,
+        shipped: Callable[[], Iterable[Txid]] = tuple,
         start: Callable[[Task], Running] = WorkerProcess,
         succeeded: Callable[[float], object] = lambda _: None,
     ) -> None:
@@ -104,7 +96,7 @@ class Controller:
         self._clock = clock
         self._writes = writes
         self._edits_per_image = edits_per_image
-        self._followers = followers
+        self._shipped = shipped
         self._succeeded = succeeded
         self.start = start
         self._newest = Txid(0)
@@ -158,7 +150,7 @@ class Controller:
             self._files.verify()  # the image belongs to this store
             dropped = 0
             if done.previous is not None:
-                limit = min([done.previous, *(follower.replayed() for follower in self._followers())])
+                limit = min([done.previous, *self._shipped()])
                 dropped = self._journal.drop_before(limit)
                 self._remove_old(done.txid, done.previous)
             self.failure = None

@@ -16,7 +16,7 @@ import msgspec
 
 from kvstore.clock import time_text
 from kvstore.disk.lock import ProcessLock
-from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
+from kvstore.errors import CorruptData, UnsupportedOperation
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
@@ -230,12 +230,8 @@ class Replica:
         if (self._runtime.path / paths.FOLLOWING).exists():
             raise UnsupportedOperation("This copy follows a replica; do this on its leader.", path=self._runtime.path)
         lock = ProcessLock(self._runtime.path / paths.SHIPPING, self._runtime.files)
-        if not lock.try_acquire():
-            raise StoreLocked("Another process ships, checks or repairs now; try again.", path=self._runtime.path)
-        try:
+        with lock.taken("Another process ships, checks or repairs now; try again."):
             yield
-        finally:
-            lock.release()
 
     def _client(self) -> Client:
         return self._connect(self._status().url)

@@ -14,13 +14,12 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.checkpoint.controller import Controller, Follower
+from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
@@ -54,16 +53,6 @@ from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
 from logformat.ids import BucketId, TableId, Txid, WriterId
 
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
-
-
-@dataclass(frozen=True, slots=True)
-class _Replica:
-    """A replica that has the edits up to one."""
-
-    txid: Txid
-
-    def replayed(self) -> Txid:
-        return self.txid
 
 
 class StoreRuntime:
@@ -118,7 +107,7 @@ class StoreRuntime:
             *(path, self._identity.store_id, self._journal, files, clock),
             writes=lambda: self.writes,
             edits_per_image=options.edits_per_journal,
-            followers=self._replicas,
+            shipped=self._shipped_edits,
             succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
@@ -157,10 +146,10 @@ class StoreRuntime:
         """The catalog as of now; see :meth:`Journal.state`."""
         return self._journal.state()
 
-    def _replicas(self) -> list[Follower]:
-        """Replicas to which edits were shipped: what they lack, they need."""
+    def _shipped_edits(self) -> list[Txid]:
+        """The last edit of each replica to which edits were shipped: what it lacks, it needs."""
         shipped = [replica.of(CATALOG) for replica in self.catalog().replicas.values()]
-        return [_Replica(Txid(each.end)) for each in shipped if each is not None]
+        return [Txid(each.end) for each in shipped if each is not None]
 
     def health(self) -> Health:
         """Status of the catalog."""
