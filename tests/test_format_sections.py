@@ -496,9 +496,6 @@ def test_names_of_objects() -> None:
             kinds.append(parsed.kind)
         elif written.startswith(follower_status.PREFIX):
             assert follower_status.object_name("<name>") == written
-        elif written.startswith("task/"):
-            names = (follower_status.task_name, follower_status.answer_name, follower_status.image_name)
-            assert name.split(", ") == [f"`{of('<name>')}`" for of in names]
         elif "/" in written:
             assert written == replica_object.leader_name(Epoch(0))
             assert replica_object.leader_epoch(written) == 0

@@ -91,7 +91,7 @@ class Committer:
     """The thread that writes one bucket.
 
     Args:
-        path: Used by this thread only, but for reads under ``lock``.
+        path: Used in a turn only, the committer's or a caller's, but for reads under ``lock``.
         lock: The bucket's lock.
         gate: Held while the index grows: no transaction of this process may be open meanwhile.
         changed: Called when the log continues in a new segment, or the table has another definition.

@@ -1,13 +1,14 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-The log is the truth. An index that can be read and is not ahead of the log is used, and the changes it lacks are
-replayed. Otherwise the index is rebuilt from the newest valid snapshot and the log after it, or from the log alone if
-the log is complete.
+* The log is the truth: whatever the index lacks is replayed from it.
+* An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
+  or from the log alone if the log is complete.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import lmdb
 
@@ -172,11 +173,9 @@ def _build(
         if LogFiles(place.log, place.identity).start():
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
-    try:
+    with closing(index):
         path = WritePath(definition, index, log, clock)
         _replay(path, place, log, files)
-    finally:
-        index.close()
     put_in_place(place, files)
 
 
@@ -189,11 +188,8 @@ def load_snapshot(
         CorruptData: The snapshot is damaged.
         StoreFull: The index can't grow.
     """
-    index = _unfinished_index(place, options, files)
-    try:
+    with closing(_unfinished_index(place, options, files)) as index:
         _load(index, taken, definition)
-    finally:
-        index.close()
 
 
 def put_in_place(place: BucketPlace, files: Files) -> None:

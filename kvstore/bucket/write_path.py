@@ -8,7 +8,8 @@ last. The change records of the request become one batch, which the committer ap
 * Requests of a group take effect one after the other, even where one pass over the index serves several of them.
 * A refused request leaves the index as it was.
 * The index holds the changes of the log before ``applied_offset``; uncommitted ones can be replayed from the log.
-* Only the bucket's committer uses the write path, under the bucket's lock.
+* One thread at a time uses the write path: recovery's, then the one that has the bucket's turn
+  (:mod:`kvstore.bucket.turn`).
 """
 
 from __future__ import annotations

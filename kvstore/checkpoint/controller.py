@@ -9,11 +9,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from uuid import UUID
 
 from kvstore.checkpoint import worker
@@ -22,7 +21,7 @@ from kvstore.checkpoint.process import Running, WorkerProcess, error_of
 from kvstore.checkpoint.room import obstacle
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
-from kvstore.errors import StoreClosed, StoreError, StoreFull, StoreLocked, Unavailable
+from kvstore.errors import StoreClosed, StoreError, StoreLocked, Unavailable
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.options import EDITS_PER_JOURNAL
@@ -35,13 +34,6 @@ REST_SECONDS = 60.0
 """Time between a failed checkpoint and the next automatic one."""
 CLOSE_SECONDS = 10.0
 """How long a close waits for a running checkpoint before it ends the worker."""
-
-
-class Follower(Protocol):
-    """A replica that reads edits from the journal."""
-
-    def replayed(self) -> Txid:
-        """The last edit that it has; the edits after it must stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +64,12 @@ class Controller:
         writes: Whether this process writes; one that only reads begins no automatic checkpoints.
         edits_per_image: Number of edits after which one is due: as many as a segment of the journal has, which can be
             dropped only when an image has all of them.
-        followers: Replicas that need the journal, asked before segments are dropped.
+        shipped: Returns the last edit that each replica has, before segments are dropped: the edits after it must stay.
         start: Starts a worker.
-        elsewhere: Starts a worker on another machine when this one has too little memory; returns None if there is no
-            such machine.
         succeeded: Called after each checkpoint with the monotonic time of its beginning, in seconds.
 
     Attributes:
         start: The function given as ``start``.
-        elsewhere: The function given as ``elsewhere``.
         at_work: Whether an automatic checkpoint is being made.
         failure: Why the last automatic checkpoint failed; None if it succeeded.
     """
@@ -95,9 +84,8 @@ class Controller:
         *,
         writes: Callable[[], bool] = lambda: True,
         edits_per_image: int = EDITS_PER_JOURNAL,
-        followers: Callable[[], Sequence[Follower]] = tuple,
+        shipped: Callable[[], Iterable[Txid]] = tuple,
         start: Callable[[Task], Running] = WorkerProcess,
-        elsewhere: Callable[[Task], Running | None] = lambda _: None,
         succeeded: Callable[[float], object] = lambda _: None,
     ) -> None:
         self._store = store
@@ -108,10 +96,9 @@ class Controller:
         self._clock = clock
         self._writes = writes
         self._edits_per_image = edits_per_image
-        self._followers = followers
+        self._shipped = shipped
         self._succeeded = succeeded
         self.start = start
-        self.elsewhere = elsewhere
         self._newest = Txid(0)
         self._rested = 0.0
         self._mutex = threading.Lock()
@@ -157,14 +144,13 @@ class Controller:
         with self._working, refusals(self._images):
             self._files.verify()
             began = self._clock.monotonic()
-            reason = obstacle(self._store)
-            if isinstance(reason, StoreFull):
+            if (reason := obstacle(self._store)) is not None:
                 raise reason
-            done = self._done(reason)
+            done = self._done()
             self._files.verify()  # the image belongs to this store
             dropped = 0
             if done.previous is not None:
-                limit = min([done.previous, *(follower.replayed() for follower in self._followers())])
+                limit = min([done.previous, *self._shipped()])
                 dropped = self._journal.drop_before(limit)
                 self._remove_old(done.txid, done.previous)
             self.failure = None
@@ -203,8 +189,8 @@ class Controller:
         self.failure = reason
         self._rested = self._clock.monotonic() + REST_SECONDS
 
-    def _done(self, reason: StoreError | None) -> Done:
-        """Have a worker write an image: on another machine if there is a reason against this one."""
+    def _done(self) -> Done:
+        """Have a worker write an image."""
         self._journal.flush()  # an image has no edit that a power cut could undo
         epoch = Epoch(worker.highest_epoch(self._images) + 1)
         task = Task(
@@ -218,7 +204,7 @@ class Controller:
         with self._mutex:
             if self._over:
                 raise self._closed()
-            running = self._running = self._started(task, reason)
+            running = self._running = self.start(task)
         try:
             answer = running.answer(WORKER_SECONDS)
         finally:
@@ -230,14 +216,6 @@ class Controller:
             self._files.verify()  # a replaced directory may be the reason
             raise error_of(answer)
         return answer
-
-    def _started(self, task: Task, reason: StoreError | None) -> Running:
-        if reason is None:
-            return self.start(task)
-        running = self.elsewhere(task)
-        if running is None:
-            raise reason
-        return running
 
     def _closed(self) -> StoreClosed:
         return StoreClosed("The store was closed; open it again.", path=self._store)

@@ -83,5 +83,5 @@ def decode_answer(line: bytes) -> Answer:
 def _decode(line: str | bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(line, type=kind)
-    except (UnicodeDecodeError, RecursionError) as error:  # it may come from another machine
+    except (UnicodeDecodeError, RecursionError) as error:  # of a worker that ended midway
         raise msgspec.DecodeError(str(error)) from error

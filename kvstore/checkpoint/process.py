@@ -104,7 +104,7 @@ class WorkerProcess:
 
 def error_of(refused: Refused) -> StoreError:
     """The error of a worker, as an exception of this process."""
-    # The answer may come from another machine, so the name is untrusted; RowsRefused holds more than facts.
+    # RowsRefused holds more than facts.
     known = refused.error in errors.__all__ and refused.error != errors.RowsRefused.__name__
     kind = getattr(errors, refused.error) if known else StoreError
     return kind(refused.message, **refused.where)

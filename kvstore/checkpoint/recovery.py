@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID, uuid4
@@ -204,9 +204,7 @@ def _exclusive(store: Path, files: Files) -> Iterator[None]:
     with ExitStack() as held:
         for place in places:
             lock = ProcessLock(place / paths.LOCK_FILE)
-            if not lock.try_acquire():
-                raise StoreLocked("Another process uses the store; end it first.", path=place)
-            held.callback(lock.release)
+            held.enter_context(lock.taken("Another process uses the store; end it first."))
         yield
 
 
@@ -216,10 +214,8 @@ def _last_commit(store: Path, files: Files) -> int | None:
         environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
     except (FileNotFoundError, CorruptData):
         return None
-    try:
+    with closing(environment):
         return environment.last_committed()
-    finally:
-        environment.close()
 
 
 @contextmanager
@@ -230,12 +226,9 @@ def _block_edits(store: Path, files: Files, clock: Clock) -> Iterator[None]:
     except (FileNotFoundError, CorruptData):
         yield
         return
-    try:
-        with EditLock(store / paths.EDIT_LOCK, files, clock).held():
-            transaction = environment.begin_write()
-            try:
-                yield
-            finally:
-                transaction.abort()
-    finally:
-        environment.close()
+    with closing(environment), EditLock(store / paths.EDIT_LOCK, files, clock).held():
+        transaction = environment.begin_write()
+        try:
+            yield
+        finally:
+            transaction.abort()

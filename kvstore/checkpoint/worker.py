@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from kvstore.checkpoint.messages import Done, Refused, Task, decode_task, encode
@@ -19,7 +19,7 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, refusals
 from kvstore.disk.lock import ProcessLock
 from kvstore.disk.place import StoreDirectory
-from kvstore.errors import CorruptImage, StoreError, StoreLocked, Unavailable
+from kvstore.errors import CorruptImage, StoreError, Unavailable
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
@@ -40,18 +40,17 @@ def run(task: Task, files: Files, clock: Clock) -> Done:
     directory = task.path / paths.IMAGES
     with refusals(directory), _held(task, files, clock):
         files.make_directory(directory)
-        with image_lock(directory, files):
+        lock = ProcessLock(directory / paths.LOCK_FILE, files)
+        with lock.taken("Another process is writing an image of the catalog; wait until it ends."):
             if highest_epoch(directory) >= task.epoch:
                 raise Unavailable("A newer checkpoint has already written an image; try again.", epoch=task.epoch)
             unfinished = directory / paths.UNFINISHED_IMAGE
             with suppress(FileNotFoundError):
                 files.remove(unfinished)
-            journal = Journal(task.path, files, clock, task.store_id, leadership=CatalogLeadership(), read_only=True)
-            try:
+            opened = Journal(task.path, files, clock, task.store_id, leadership=CatalogLeadership(), read_only=True)
+            with closing(opened) as journal:
                 state = journal.state_at(task.txid)
                 base, images = journal.base, journal.images
-            finally:
-                journal.close()
             path = paths.image_file(directory, state.txid)
             written = base != state.txid
             if written:
@@ -99,22 +98,6 @@ def highest_epoch(directory: Path) -> Epoch:
         with suppress(FileNotFoundError, CorruptImage):  # a damaged image will be replaced or removed
             highest = max(highest, image.head_of(paths.image_file(directory, txid)).epoch)
     return highest
-
-
-@contextmanager
-def image_lock(directory: Path, files: Files) -> Iterator[None]:
-    """Hold the lock under which one process at a time writes an image in a directory.
-
-    Raises:
-        StoreLocked: Another process holds it.
-    """
-    lock = ProcessLock(directory / paths.LOCK_FILE, files)
-    if not lock.try_acquire():
-        raise StoreLocked("Another process is writing an image of the catalog; wait until it ends.", path=directory)
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def main() -> None:

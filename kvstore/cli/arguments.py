@@ -55,6 +55,13 @@ Where = Annotated[
         "--where", metavar="EXPR", help="Only rows for which this is true: \"size > 100 and path like 'src/%'\"."
     ),
 ]
+Url = Annotated[
+    str,
+    typer.Argument(metavar="URL", help="s3://bucket/path, gs://…, az://…, or a directory.", show_default=False),
+]
+AsOf = Annotated[
+    str | None, typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time.")
+]
 BucketNumber = Annotated[
     int | None, typer.Option("--bucket", metavar="N", help="Only this bucket, from 0.", show_default=False)
 ]
@@ -121,6 +128,14 @@ def store_id_of(path: Path) -> UUID:
 def names_of(given: str | None) -> list[str] | None:
     """Names separated by commas."""
     return None if given is None else next(csv.reader([given], skipinitialspace=True), [])
+
+
+def count_of(table: kvstore.ReadTable) -> int | None:
+    """Number of rows of a table; None if it does not count them."""
+    try:
+        return table.count()
+    except UnsupportedOperation:
+        return None
 
 
 def key_of(cells: Sequence[str], table: kvstore.ReadTable) -> pa.Table:

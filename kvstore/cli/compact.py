@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened_store
-from kvstore.cli.printing import print_json, print_table
+from kvstore.cli.printing import print_records
 
 
 def compact(
@@ -27,7 +27,4 @@ def compact(
             for name in tables or store.list_tables()
             for bucket, done in store.table(name).compact().items()
         ]
-    if as_json:
-        print_json(found)
-    else:
-        print_table(["table", "bucket", "bytes_before", "bytes_after"], [list(each.values()) for each in found])
+    print_records(["table", "bucket", "bytes_before", "bytes_after"], found, as_json=as_json)

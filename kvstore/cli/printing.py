@@ -100,6 +100,22 @@ def print_facts(facts: Mapping[str, Any]) -> None:
     _write("".join(f"{_styled(name, _BOLD)}  {value}\n" for name, value in shown))
 
 
+def print_all_facts(facts: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print names and values, or one document with them."""
+    if as_json:
+        print_json(facts)
+    else:
+        print_facts(facts)
+
+
+def print_records(names: Sequence[str], records: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print records of these names as a table, or all as one document."""
+    if as_json:
+        print_json(records)
+    else:
+        print_table(names, [[record[name] for name in names] for record in records])
+
+
 def cell(value: Any) -> str:
     """A value in its JSON form for people: text without quotes, and ``null`` for a null."""
     if value is None:

@@ -1,9 +1,14 @@
-"""``kvstore replica`` and ``kvstore replicate``: copies of a store in other places."""
+"""``kvstore replica`` and ``kvstore replicate``: copies of a store in other places.
+
+* Every command writes a replica or a copy only through the calls that a program has, and keeps nothing itself.
+* A URL is printed without credentials.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -13,8 +18,8 @@ import typer
 
 import kvstore
 from kvstore.arguments import shown, time_of
-from kvstore.cli.arguments import AsJson, Directory, opened_store
-from kvstore.cli.printing import print_facts, print_json, print_line, print_table
+from kvstore.cli.arguments import AsJson, Directory, Url, opened_store
+from kvstore.cli.printing import print_facts, print_json, print_line, print_records, print_table
 from kvstore.cli.progress import Bar
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
@@ -24,10 +29,6 @@ from logformat.catalog.replicas import CATALOG, Finding
 from logformat.replica.follower_status import FollowerStatus
 
 ReplicaName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the replica.", show_default=False)]
-Url = Annotated[
-    str,
-    typer.Argument(metavar="URL", help="s3://bucket/path, gs://…, az://…, or a directory.", show_default=False),
-]
 
 
 def add(
@@ -120,10 +121,7 @@ def restore(
     if as_json:
         print_json({"txid": done.txid, "ends": done.ends})
     else:
-        print_table(
-            ["table", "bucket", "end"],
-            [[table, bucket, end] for table, ends in done.ends.items() for bucket, end in ends.items()],
-        )
+        _print_ends(done.ends)
 
 
 def follow(
@@ -199,10 +197,7 @@ def promote(path: Directory, as_json: AsJson = False) -> None:
         print_json(asdict(done))
     else:
         print_facts({"txid": done.txid, "leader_epoch": done.leader_epoch})
-        print_table(
-            ["table", "bucket", "end"],
-            [[table, bucket, end] for table, ends in done.ends.items() for bucket, end in ends.items()],
-        )
+        _print_ends(done.ends)
         for name, reason in done.unreached.items():
             print_line(
                 f"warning: replica {name} could not be reached; a leader that only reaches it continues: {reason}"
@@ -268,6 +263,11 @@ def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) ->
         raise typer.Exit(1)
 
 
+def _print_ends(found: Mapping[str, Mapping[int, int]]) -> None:
+    rows = [[table, bucket, end] for table, ends in found.items() for bucket, end in ends.items()]
+    print_table(["table", "bucket", "end"], rows)
+
+
 def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -> None:
     rows = [
         {
@@ -275,16 +275,10 @@ def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -
             "edits_behind": txid - each.txid,
             "leader_epoch": each.leader_epoch,
             "said": time_text(each.as_of_ms),
-            "free_bytes": each.free_bytes,
-            "obstacle": each.obstacle,
         }
         for each in found
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        names = ["name", "edits_behind", "leader_epoch", "said", "free_bytes", "obstacle"]
-        print_table(names, [[row[name] for name in names] for row in rows])
+    print_records(["name", "edits_behind", "leader_epoch", "said"], rows, as_json=as_json)
 
 
 def _print_findings(name: str, findings: list[Finding]) -> None:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 import kvstore.shared
-from kvstore.cli.arguments import AsJson
-from kvstore.cli.printing import print_facts, print_findings, print_json
+from kvstore.cli.arguments import AsJson, Url
+from kvstore.cli.printing import print_all_facts, print_facts, print_findings, print_json
 from kvstore.shared.upkeep import OLDER_THAN, RETAIN_LAST
 
-Url = Annotated[
-    str,
-    typer.Argument(metavar="URL", help="s3://bucket/path, gs://…, az://…, or a directory.", show_default=False),
-]
 Name = Annotated[str, typer.Argument(metavar="TABLE", help="Name of the shared table.", show_default=False)]
 
 
@@ -29,7 +25,7 @@ def snapshot(
     as_json: AsJson = False,
 ) -> None:
     """Take snapshots of buckets with new changes, so that reads and new machines begin with them."""
-    _print(asdict(kvstore.shared.snapshot(url, table, again=again)), as_json=as_json)
+    print_all_facts(asdict(kvstore.shared.snapshot(url, table, again=again)), as_json=as_json)
 
 
 def vacuum(
@@ -45,7 +41,7 @@ def vacuum(
     """Remove old manifests, expired changes, and what was uploaded a week ago and never committed; rows stay."""
     older_than = dt.timedelta(days=older_than_days)
     done = kvstore.shared.vacuum(url, table, older_than=older_than, retain_last=retain_last, dry_run=dry_run)
-    _print(asdict(done), as_json=as_json)
+    print_all_facts(asdict(done), as_json=as_json)
 
 
 def check(url: Url, table: Name, as_json: AsJson = False) -> None:
@@ -59,10 +55,3 @@ def check(url: Url, table: Name, as_json: AsJson = False) -> None:
         print_findings(f"{each.kind} {each.object} {each.reason}" for each in report.findings)
     if not report:
         raise typer.Exit(1)
-
-
-def _print(facts: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print_json(facts)
-    else:
-        print_facts(facts)

@@ -1,11 +1,11 @@
 """The disk, passed as an argument: only this module writes, syncs, renames or removes files.
 
 Exceptions are LMDB, which writes by itself (``kvstore/disk/environment.py``), and temporary files that end with their
-process. All files are created for their owner alone, and no symbolic link to a file is followed. Files of an open store
-are looked up in its directory, not by its path; see ``kvstore/disk/place.py``.
+process.
 
-It is also the only module that knows how systems differ: macOS syncs, allocates and finds holes by other calls than
-Linux.
+* All files are created for their owner alone, and no symbolic link to a file is followed.
+* Files of an open store are looked up in its directory, not by its path; see ``kvstore/disk/place.py``.
+* No other module knows that macOS syncs, allocates and finds holes by other calls than Linux.
 """
 
 from __future__ import annotations

@@ -71,6 +71,16 @@ class ProcessLock:
         if not self.try_acquire():
             self.refuse()
 
+    @contextmanager
+    def taken(self, refusal: str) -> Iterator[None]:
+        """Hold the lock during a block; raises what :meth:`acquire` raises, with this message if it is locked."""
+        if not self.try_acquire():
+            self.refuse(refusal)
+        try:
+            yield
+        finally:
+            self.release()
+
     def refuse(
         self, message: str = "Another process writes here; wait until it is done, or write through it."
     ) -> NoReturn:

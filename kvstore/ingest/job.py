@@ -174,12 +174,8 @@ class Job:
         self._record.status()
         self._make_directory()
         lock = ProcessLock(self._directory / paths.LOCK_FILE, self._home.files)
-        if not lock.try_acquire():
-            lock.refuse("Another run of this job is active; wait until it ends, or stop it.")
-        try:
+        with lock.taken("Another run of this job is active; wait until it ends, or stop it."):
             yield
-        finally:
-            lock.release()
 
 
 def checked_offset(given: object) -> str | None:

@@ -1,7 +1,8 @@
 """Reading a log's files: its segments, their ends, and the batches in them.
 
-Any process may read while another appends: a reader stops at a given end, which is never beyond what the writer has
-finished. Nothing is trusted before its checksum is verified.
+* Any process may read while another appends: a reader stops at a given end, which is never beyond what the writer has
+  finished.
+* Nothing is trusted before its checksum is verified.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -100,10 +100,8 @@ def browse(store: Path, files: Files) -> Iterator[Browser]:
         environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
     except FileNotFoundError as error:
         raise NotAStore("There is no journal of a catalog here; check the path.", path=store) from error
-    try:
+    with closing(environment):
         yield Browser(environment)
-    finally:
-        environment.close()
 
 
 def _txid(key: bytes) -> Txid:

@@ -20,7 +20,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
 from logformat.rows import intake
-from logformat.rows.single_row import SingleRowCodec
+from logformat.rows.few.single_row import SingleRowCodec
 
 FOUND = "_found"
 

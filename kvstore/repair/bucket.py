@@ -1,4 +1,9 @@
-"""Repairs a bucket whose lock is held: first its log, then the files derived from it, such as index and snapshots."""
+"""Repairs a bucket whose lock is held: first its log, then the files derived from it, such as index and snapshots.
+
+* Derived files are repaired only once nothing is wrong with the log.
+* What is replaced goes to the quarantine.
+* A repair that was killed or refused is run again; what it had repaired stays.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from uuid import UUID
 
@@ -10,7 +11,7 @@ from kvstore.checkpoint.messages import Task
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
-from kvstore.errors import CorruptData, StoreLocked, UnsupportedVersion
+from kvstore.errors import CorruptData, UnsupportedVersion
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.salvage import salvage
@@ -74,17 +75,15 @@ class CatalogRepair:
 
     def _load(self) -> tuple[CatalogState, list[Path]]:
         """The catalog, and the paths of damaged images."""
-        journal = Journal(
+        opened = Journal(
             self._store, self._files, self._clock, self._store_id, leadership=CatalogLeadership(), read_only=True
         )
-        try:
+        with closing(opened) as journal:
             journal.verify()
             state = journal.state()
             for _ in journal.images.usable():
                 pass
             return state, [Path(str(error.where["path"])) for error in journal.images.damaged]
-        finally:
-            journal.close()
 
     def _recover(self, problem: str, *, accepts_loss: bool) -> bool:
         """Continue with the edits that are left here and in the replica, in a new epoch."""
@@ -120,13 +119,9 @@ class CatalogRepair:
     def _replace_images(self, state: CatalogState, damaged: list[Path], quarantine: Quarantine) -> None:
         images = self._store / paths.IMAGES
         lock = ProcessLock(images / paths.LOCK_FILE, self._files)
-        if not lock.try_acquire():
-            raise StoreLocked("Another process writes an image of the catalog; wait until it is done.", path=images)
-        try:
+        with lock.taken("Another process writes an image of the catalog; wait until it is done."):
             for path in damaged:
                 quarantine.move(path)
-        finally:
-            lock.release()
         task = Task(
             epoch=Epoch(worker.highest_epoch(images) + 1),
             store=str(self._store),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -236,7 +236,10 @@ class StoreRepair:
             if (place := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
         ]
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
-        with self._locked(places), self._journal(store_id) as journal:
+        with (
+            self._locked(places),
+            closing(Journal(self._path, self._files, self._clock, store_id, leadership=self._leadership)) as journal,
+        ):
             self._replace_table_files(TableFiles(self._path, store_id, self._files), state, journal)
             for table in tables:
                 repaired[table.id] = self._repair_table(
@@ -271,14 +274,6 @@ class StoreRepair:
                 lock.acquire()
                 held.callback(lock.release)
             yield
-
-    @contextmanager
-    def _journal(self, store_id: UUID) -> Iterator[Journal]:
-        journal = Journal(self._path, self._files, self._clock, store_id, leadership=self._leadership)
-        try:
-            yield journal
-        finally:
-            journal.close()
 
     def _repair_table(
         self,

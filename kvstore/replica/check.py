@@ -14,11 +14,10 @@ from uuid import UUID
 from msgspec import structs
 
 from kvstore.errors import CorruptData, ReplicaBehind
-from kvstore.replica.client import Client, check_size
+from kvstore.replica.client import Client, check_size, store_id_of
 from kvstore.replica.contents import verify_parts
 from kvstore.replica.coverage import holes
 from logformat import paths
-from logformat.catalog import store_file
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.log.batch import BATCH_BYTES_MAX
 from logformat.replica import manifest as replica_manifest
@@ -84,7 +83,7 @@ def _verified(client: Client, store_id: UUID) -> tuple[dict[ObjectName, int], se
     sizes, bad = Listing.of(client).sizes, set[ObjectName]()
     new = set(sizes)
     while True:
-        bad |= {name for name in new if not _is_right(client, store_id, name, sizes[name])}
+        bad |= {name for name in new if not is_right(client, store_id, name, sizes[name])}
         listed = Listing.of(client).sizes if bad else sizes
         if bad <= listed.keys():
             return sizes, bad
@@ -206,13 +205,7 @@ def _check_head(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
 
 
 def _is_of_store(client: Client, store_id: UUID, _: ReplicaStatus) -> bool:
-    try:
-        return (
-            store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))).store_id
-            == store_id
-        )
-    except (CorruptData, FileNotFoundError):
-        return False
+    return store_id_of(client) == store_id
 
 
 def _is_manifest_right(client: Client, store_id: UUID, status: ReplicaStatus) -> bool:
@@ -227,7 +220,8 @@ def _is_manifest_right(client: Client, store_id: UUID, status: ReplicaStatus) ->
     return all(ends.get(each.stream, 0) >= each.end for each in status.shipped)
 
 
-def _is_right(client: Client, store_id: UUID, name: ObjectName, size: int) -> bool:
+def is_right(client: Client, store_id: UUID, name: ObjectName, size: int) -> bool:
+    """Whether an object is there as :func:`read_object` wants it."""
     try:
         read_object(client, store_id, name, size)
     except CorruptData:

@@ -1,14 +1,19 @@
-"""Access to the objects of a replica, in a directory or any object store that obstore supports."""
+"""Access to the objects of a replica, in a directory or any object store that obstore supports.
+
+* An object is there as a whole or not at all, also after a process was killed.
+* An error is named for what the caller can do, and shows no credentials.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import unquote, urlsplit
+from uuid import UUID
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
@@ -17,6 +22,8 @@ from obstore.store import from_url
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
 from kvstore.process.calls import check_caller
 from kvstore.replica import directory as local
+from logformat import paths
+from logformat.catalog import store_file
 from logformat.urls import shown_url
 
 if TYPE_CHECKING:
@@ -198,6 +205,22 @@ def check_size(name: str, size: int, bytes_max: int) -> None:
             bytes=size,
             bytes_max=bytes_max,
         )
+
+
+def content_of(client: Client, name: str, bytes_max: int) -> bytes | None:
+    """All of an object; None if there is none of this name. Raises what :meth:`Client.get` raises."""
+    try:
+        return bytes(client.get(name, bytes_max=bytes_max))
+    except FileNotFoundError:
+        return None
+
+
+def store_id_of(client: Client) -> UUID | None:
+    """Id of the store whose replica is there; None if nothing was shipped yet, or the store file is damaged."""
+    with suppress(CorruptData):
+        file = content_of(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
+        return None if file is None else store_file.decode(file).store_id
+    return None
 
 
 def normalised(url: str) -> str:

@@ -18,7 +18,7 @@ from kvstore.clock import Clock
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
 from kvstore.meta.leadership import LedCatalog
 from kvstore.meta.state import CatalogState
-from kvstore.replica.client import NO_RETRIES, Client, ObjectStore
+from kvstore.replica.client import NO_RETRIES, Client, ObjectStore, content_of
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.ids import Epoch
@@ -160,12 +160,12 @@ def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_ship
     """
     following, ours = Epoch(state.leader_epoch + 1), leader_name(state.leader_epoch)
     is_followed, content = (
-        _content(client, leader_name(following), LEADER_BYTES_MAX) is not None,
-        _content(client, ours, LEADER_BYTES_MAX),
+        content_of(client, leader_name(following), LEADER_BYTES_MAX) is not None,
+        content_of(client, ours, LEADER_BYTES_MAX),
     )
     if not is_followed and content is not None and is_of(content, state.leader):
         return Epoch(0)
-    store = _content(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
+    store = content_of(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
     if store is None or store_file.decode(store).store_id != store_id:
         return Epoch(0)
     if content is None or is_of(content, state.leader):
@@ -177,13 +177,6 @@ def replaced_by(client: Client, state: CatalogState, store_id: UUID, *, was_ship
     if is_followed:
         return following
     return Epoch(0) if is_claim(content) else Epoch(max(1, state.leader_epoch))
-
-
-def _content(client: Client, name: str, bytes_max: int) -> bytes | None:
-    try:
-        return bytes(client.get(name, bytes_max=bytes_max))
-    except FileNotFoundError:
-        return None
 
 
 def wait_for_lease_end() -> None:

@@ -15,10 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from uuid import UUID
 
-from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
-from kvstore.replica.client import Client
-from logformat import paths
-from logformat.catalog import store_file
+from kvstore.errors import InvalidRequest, Unavailable, WriterFenced
+from kvstore.replica.client import Client, store_id_of
 from logformat.ids import Epoch
 from logformat.replica.object_file import LEADER_BYTES_MAX, claimed_by, is_of, leader_epoch, leader_name
 from logformat.urls import shown_url
@@ -127,7 +125,7 @@ class Promotion:
         """Names of the leader objects in a replica of this store, by epoch; None if it can't be reached."""
         with self._reaching(name):
             client = self._clients.get(name) or connect()
-            store = self._store_of(client)
+            store = store_id_of(client)
             if store != self._store_id:
                 self.not_shipped_to.add(name)
             if store not in (None, self._store_id):
@@ -137,13 +135,6 @@ class Promotion:
             self._clients[name] = client
             return found
         return None
-
-    def _store_of(self, client: Client) -> UUID | None:
-        """Id of the store of a replica; None if nothing was shipped there yet, or the store file is damaged."""
-        try:
-            return store_file.decode(bytes(client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))).store_id
-        except (FileNotFoundError, CorruptData):
-            return None
 
     def _chosen(self, reached: Mapping[str, Mapping[Epoch, str]]) -> Epoch:
         newest = max((max(found, default=Epoch(0)) for found in reached.values()), default=Epoch(0))

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from kvstore.arguments import printable, shown, url_without_credentials
-from kvstore.checkpoint.messages import Task
-from kvstore.clock import Clock
-from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest, Unavailable
+from kvstore.errors import InvalidRequest
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
 from kvstore.replica.follow.follower import LAG_SECONDS
-from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
 from kvstore.replica.ship.shipper import edits_pushed, stored_name
 from kvstore.store.runtime import StoreRuntime
 from logformat.catalog.edits import AddReplica, DropReplica, decode
-from logformat.catalog.image import Leader
 from logformat.ids import Txid
 from logformat.replica import retention as retention_object
 from logformat.replica.retention import Retention
@@ -104,15 +98,3 @@ def lag_warnings(runtime: StoreRuntime) -> Iterator[str]:
                 f" {LAG_SECONDS} s old, and the journal keeps them for it: see whether `kvstore replicate` runs, or"
                 " remove the replica."
             )
-
-
-def worker_elsewhere(task: Task, state: CatalogState, files: Files, clock: Clock) -> ElsewhereWorker | None:
-    """A worker of a checkpoint in a copy that follows a replica of this store; None if there is none."""
-    leader = Leader(epoch=state.leader_epoch, name=state.leader, lost_to=state.lost_to)
-    for replica in state.replicas.values():
-        with suppress(Unavailable, InvalidRequest):
-            client = ObjectStore(replica.url)
-            found = chosen(followers(client), clock.now_ms())
-            if found is not None:
-                return ElsewhereWorker(task, client, found.name, leader, files)
-    return None

@@ -1,10 +1,14 @@
-"""One replica of an open store: ship to it, check it, repair it."""
+"""One replica of an open store: ship to it, check it, repair it.
+
+* One process at a time ships, checks or repairs.
+* The catalog has what was shipped and what a check found; a report reads nothing of the replica.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,11 +16,10 @@ import msgspec
 
 from kvstore.clock import time_text
 from kvstore.disk.lock import ProcessLock
-from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
+from kvstore.errors import CorruptData, UnsupportedOperation
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
-from kvstore.replica.image_worker import followers
 from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
@@ -25,7 +28,8 @@ from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus, Stream
-from logformat.replica.follower_status import FollowerStatus
+from logformat.replica import follower_status
+from logformat.replica.follower_status import STATUS_BYTES_MAX, FollowerStatus
 from logformat.replica.object_file import CATALOG_PREFIX
 from logformat.urls import shown_url
 
@@ -173,7 +177,11 @@ class Replica:
             InvalidRequest: The replica was removed.
             Unavailable: The replica can't be reached.
         """
-        return sorted(followers(self._client()), key=lambda each: each.name)
+        client, found = self._client(), []
+        for name, _ in list(client.list(follower_status.PREFIX)):
+            with suppress(FileNotFoundError, CorruptData):
+                found.append(follower_status.decode(bytes(client.get(name, bytes_max=STATUS_BYTES_MAX))))
+        return sorted(found, key=lambda each: each.name)
 
     @uninterrupted
     def check(self) -> ReplicaReport:
@@ -222,12 +230,8 @@ class Replica:
         if (self._runtime.path / paths.FOLLOWING).exists():
             raise UnsupportedOperation("This copy follows a replica; do this on its leader.", path=self._runtime.path)
         lock = ProcessLock(self._runtime.path / paths.SHIPPING, self._runtime.files)
-        if not lock.try_acquire():
-            raise StoreLocked("Another process ships, checks or repairs now; try again.", path=self._runtime.path)
-        try:
+        with lock.taken("Another process ships, checks or repairs now; try again."):
             yield
-        finally:
-            lock.release()
 
     def _client(self) -> Client:
         return self._connect(self._status().url)

@@ -13,11 +13,11 @@ from kvstore.meta.state import TableDefinition
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId
+from logformat.rows.few.single_row import SingleRowCodec
 from logformat.rows.keys import KeyCodec
 from logformat.rows.record import RecordCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.schema import is_dropped
-from logformat.rows.single_row import SingleRowCodec
 
 if TYPE_CHECKING:
     from kvstore.kernel.writes import Table

@@ -25,7 +25,7 @@ from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, Wri
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
-from logformat.rows.few_rows import FewRowsCodec, Operation
+from logformat.rows.few.few_rows import FewRowsCodec, Operation
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 

@@ -1,4 +1,8 @@
-"""Checks a store: every page and checksum, and that log, index, snapshots and writers agree."""
+"""Checks a store: every page and checksum, and that log, index, snapshots and writers agree.
+
+* A check changes nothing, and other processes may write meanwhile.
+* Damage is a finding, and the rest is checked all the same.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """``kvstore.open``: opens a store of this machine, or a replica or shared tables in their place.
 
-Those are only read. Their objects are fetched when they are needed, and kept in files of this machine; see
-docs/replicas.md.
+* A replica and shared tables are only read. Their objects are fetched when they are needed, and kept in files of this
+  machine; see docs/replicas.md.
 """
 
 from __future__ import annotations

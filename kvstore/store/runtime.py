@@ -14,17 +14,13 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.checkpoint.controller import Controller, Follower
+from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
-from kvstore.checkpoint.messages import Task
-from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
 from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
@@ -59,20 +55,6 @@ from logformat.ids import BucketId, TableId, Txid, WriterId
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-Elsewhere: TypeAlias = Callable[[Task, CatalogState, Files, Clock], Running | None]
-"""Starts a checkpoint worker on another machine, when this one has too little memory; None if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Replica:
-    """A replica that has the edits up to one."""
-
-    txid: Txid
-
-    def replayed(self) -> Txid:
-        return self.txid
-
-
 class StoreRuntime:
     """State that all open stores of one directory share in this process.
 
@@ -80,7 +62,6 @@ class StoreRuntime:
         path: The directory, absolute and without links.
         read_only: Whether the store must be there; otherwise a new or empty directory becomes one.
         leadership: Asked before anything is written.
-        elsewhere: See :class:`Elsewhere`.
     """
 
     def __init__(
@@ -91,7 +72,6 @@ class StoreRuntime:
         files: Files,
         clock: Clock,
         leadership: Leadership,
-        elsewhere: Elsewhere,
     ) -> None:
         self.path = path
         self.options = options
@@ -127,8 +107,7 @@ class StoreRuntime:
             *(path, self._identity.store_id, self._journal, files, clock),
             writes=lambda: self.writes,
             edits_per_image=options.edits_per_journal,
-            followers=self._replicas,
-            elsewhere=lambda task: elsewhere(task, self.catalog(), files, clock),
+            shipped=self._shipped_edits,
             succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
@@ -167,10 +146,10 @@ class StoreRuntime:
         """The catalog as of now; see :meth:`Journal.state`."""
         return self._journal.state()
 
-    def _replicas(self) -> list[Follower]:
-        """Replicas to which edits were shipped: what they lack, they need."""
+    def _shipped_edits(self) -> list[Txid]:
+        """The last edit of each replica to which edits were shipped: what it lacks, it needs."""
         shipped = [replica.of(CATALOG) for replica in self.catalog().replicas.values()]
-        return [_Replica(Txid(each.end)) for each in shipped if each is not None]
+        return [Txid(each.end) for each in shipped if each is not None]
 
     def health(self) -> Health:
         """Status of the catalog."""
@@ -411,12 +390,11 @@ def shared_runtime(
     files: Files,
     clock: Clock,
     leadership: Leadership,
-    elsewhere: Elsewhere,
 ) -> StoreRuntime:
     """The runtime of a directory, in use by ``use`` from now on until :meth:`StoreRuntime.release`.
 
     Args:
-        leadership, elsewhere: Those of the first user are used.
+        leadership: That of the first user is used.
 
     Raises:
         InvalidRequest: The store is open in this process with other settings.
@@ -426,7 +404,7 @@ def shared_runtime(
     with _runtimes_mutex:
         runtime = next((each for each in _runtimes if each.path == resolved and not each.place.is_replaced), None)
         if runtime is None:
-            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership, elsewhere)
+            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership)
             _runtimes.append(runtime)
         elif runtime.options != options and not read_only:
             raise InvalidRequest(
@@ -448,15 +426,11 @@ def opened(
         StoreError: See :class:`StoreRuntime`.
     """
     use = object()
-    runtime = shared_runtime(use, path, options, False, files, clock, leadership, _nowhere)
+    runtime = shared_runtime(use, path, options, False, files, clock, leadership)
     try:
         yield runtime
     finally:
         runtime.release(use)
-
-
-def _nowhere(_task: Task, _state: CatalogState, _files: Files, _clock: Clock) -> None:
-    return None
 
 
 def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> StoreFile:

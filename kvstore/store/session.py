@@ -18,7 +18,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from kvstore.process import this_process
 from kvstore.process.calls import in_background, uninterrupted
-from kvstore.store.runtime import Elsewhere, StoreRuntime, shared_runtime
+from kvstore.store.runtime import StoreRuntime, shared_runtime
 from kvstore.table.open_table import OpenTable
 from logformat import paths
 
@@ -44,7 +44,7 @@ class Session:
         options: Settings of the store in this process.
         read_only: Whether tables may only be read.
         registers: Whether consumers and leases may be registered; None: if the store may be written.
-        leadership, elsewhere: See :class:`kvstore.store.runtime.StoreRuntime`.
+        leadership: See :class:`kvstore.store.runtime.StoreRuntime`.
 
     Attributes:
         runtime: State that this process shares for the directory.
@@ -65,7 +65,6 @@ class Session:
         files: Files,
         clock: Clock,
         leadership: Leadership,
-        elsewhere: Elsewhere,
         *,
         read_only: bool,
         registers: bool | None,
@@ -80,7 +79,7 @@ class Session:
         self._former: StoreRuntime | None = None
         self._rebuilding = threading.Lock()
         self.tables: weakref.WeakKeyDictionary[TableOfCopy, TableCatalog] = weakref.WeakKeyDictionary()
-        self._join(path, options, files, clock, leadership, elsewhere)
+        self._join(path, options, files, clock, leadership)
 
     @uninterrupted
     def _join(
@@ -90,10 +89,9 @@ class Session:
         files: Files,
         clock: Clock,
         leadership: Leadership,
-        elsewhere: Elsewhere,
     ) -> None:
         self._open = partial(shared_runtime, self._use, path, options, self.read_only)
-        self._given = clock, leadership, elsewhere
+        self._given = clock, leadership
         self.runtime = self._open(files, *self._given)
 
     def __del__(self) -> None:

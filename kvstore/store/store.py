@@ -1,4 +1,8 @@
-"""A store: a directory with a catalog, tables, replicas and ingestion jobs, opened by any number of processes."""
+"""A store: a directory with a catalog, tables, replicas and ingestion jobs, opened by any number of processes.
+
+* A call on a store that was closed, forked or replaced is refused before it does anything.
+* What stores of one process share is their runtime (:mod:`kvstore.store.runtime`); a store only checks its calls.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +110,7 @@ class Store(AlteredTables, ReadStore):
         clock = clock or SystemClock()
         self._shippings: weakref.WeakSet[Shipping] = weakref.WeakSet()
         session = Session(
-            *(path, options, files or Files(), clock, ReplicaLeadership(clock), registry.worker_elsewhere),
+            *(path, options, files or Files(), clock, ReplicaLeadership(clock)),
             read_only=read_only,
             registers=registers,
         )

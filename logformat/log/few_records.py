@@ -18,7 +18,7 @@ import pyarrow as pa
 from logformat.checksum import crc32c
 from logformat.log.arrow_message import FlatTable, follow
 from logformat.log.batch import ALIGNMENT, LAYOUTS, LOG_OVERHEAD, MAGIC, BatchHeader
-from logformat.rows.few_rows import Columns
+from logformat.rows.few.few_rows import Columns
 
 _PREFIX_BYTES = 8
 """Continuation mark and length before the metadata."""

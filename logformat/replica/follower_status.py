@@ -12,8 +12,6 @@ from logformat.ids import Epoch, Txid
 FORMAT = 1
 PREFIX = "follower/"
 STATUS_BYTES_MAX = 1 << 16
-MESSAGE_BYTES_MAX = 1 << 20
-"""Size limit of a task, and of the answer to it."""
 
 
 class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -23,8 +21,8 @@ class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         name: Name of the copy.
         as_of_ms: Time of the report, by the copy's clock.
         txid, leader_epoch: The last edit it has, and that edit's epoch.
-        free_bytes: Memory that a process may use there; None if unknown.
-        obstacle: Why it can't write an image of the catalog; None if it can.
+        free_bytes, obstacle: For leaders of version 0.1.0: they ask a copy without an obstacle for an image of the
+            catalog.
     """
 
     format: int = FORMAT
@@ -40,21 +38,6 @@ class FollowerStatus(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 def object_name(name: str) -> str:
     """Name of a copy's status object."""
     return f"{PREFIX}{name}"
-
-
-def task_name(name: str) -> str:
-    """Name of the object that holds a copy's task."""
-    return f"task/{name}"
-
-
-def answer_name(name: str) -> str:
-    """Name of the object that holds a copy's answer to its task."""
-    return f"answer/{name}"
-
-
-def image_name(name: str) -> str:
-    """Name of the object that holds the image that a copy made."""
-    return f"image/{name}"
 
 
 def encode(status: FollowerStatus) -> bytes:

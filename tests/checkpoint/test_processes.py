@@ -169,18 +169,14 @@ def test_an_answer_of_another_epoch_does_not_count(catalog: Catalog) -> None:
     assert catalog.first_edit == 1
 
 
-def test_a_follower_keeps_what_it_has_yet_to_read(catalog: Catalog) -> None:
-    class Slow:
-        def replayed(self) -> Txid:
-            return Txid(20)
-
+def test_edits_that_a_replica_lacks_are_kept(catalog: Catalog) -> None:
     controller = Controller(
         catalog.path,
         STORE,
         catalog.journal,
         Files(),
         catalog.clock,
-        followers=lambda: [Slow()],
+        shipped=lambda: [Txid(20)],
         start=lambda task: Here(task),
     )
     controller.checkpoint()

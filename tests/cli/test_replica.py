@@ -79,7 +79,7 @@ def test_from_follow_to_promote(path: Path, tmp_path: Path) -> None:
     assert (pulled["changes"], pulled["rebuilt"]) == (1, False)
     assert "77" in fine("get", copy, "t", "77").out
     (followers,) = fine("replica", "ls", path, "--followers", "r", "--json").lines
-    assert [each["obstacle"] for each in followers] == [None]
+    assert [each["leader_epoch"] for each in followers] == [0]
     assert "pushed to r" in fine("meta", "status", path).out
     (tmp_path / "rows.csv").write_text("k,v\n1,1\n")
     refused = run("load", copy, "t", tmp_path / "rows.csv")

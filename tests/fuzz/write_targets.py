@@ -30,7 +30,7 @@ from logformat.ids import Offset, SchemaId, TableId
 from logformat.log import arrow_message
 from logformat.log.batch import BatchHeader
 from logformat.log.few_records import finished
-from logformat.rows.few_rows import Operation
+from logformat.rows.few.few_rows import Operation
 from logformat.rows.schema import fixed_width, is_variable
 from merge_engines.engine import Operations
 from tests.kernel.guarded import guarded

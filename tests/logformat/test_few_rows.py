@@ -19,7 +19,7 @@ from logformat.log.batch import LogBatch, encode_batch
 from logformat.log.change import ChangeType
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of, buckets_of
-from logformat.rows.few_rows import FewRowsCodec, Operation
+from logformat.rows.few.few_rows import FewRowsCodec, Operation
 from logformat.rows.intake import one_batch
 from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec

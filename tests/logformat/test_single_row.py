@@ -12,9 +12,9 @@ from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
 from logformat.checksum import key_sums
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.ids import SchemaId
+from logformat.rows.few.single_row import SingleRowCodec
 from logformat.rows.keys import KeyCodec
 from logformat.rows.rows import RowCodec
-from logformat.rows.single_row import SingleRowCodec
 from tests.logformat.damage import bit_flips
 
 FIRST, SECOND = SchemaId(1), SchemaId(2)

@@ -16,12 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 
 import kvstore
-from kvstore.checkpoint.messages import Done, Task, encode
 from kvstore.clock import SystemClock
 from kvstore.commit.staging import Staging
 from kvstore.disk.files import Files
@@ -35,12 +33,11 @@ from kvstore.repair.quarantine import Quarantine
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
-from kvstore.replica.image_worker import ElsewhereWorker, followers
 from kvstore.replica.replica import Replica
 from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import TableOptions
-from logformat.catalog.image import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Leader, read_record
+from logformat.catalog.image import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, read_record
 from logformat.catalog.jobs import SourceFile
 from logformat.ids import BucketId, Epoch, SchemaId, Sequence, TableId, Txid, WriterId
 from logformat.log.segment import SEGMENT_BYTES_MAX
@@ -113,13 +110,10 @@ OBJECTS = {
     "range of a bucket": "tables/1/0/*.range",
     "snapshot of a bucket": "tables/1/0/*.snapshot",
     "follower": "follower/*",
-    "task": "task/*",
 }
 
 
-OTHERS = dict.fromkeys(
-    ["staged rows of a commit", "files of a job", "FOLLOWING", "answer", "image made elsewhere"], "CorruptData"
-)
+OTHERS = dict.fromkeys(["staged rows of a commit", "files of a job", "FOLLOWING"], "CorruptData")
 OTHERS |= {"LOCK that is held": "StoreLocked: Another process writes here"}
 SAID = {
     ("journal", "replaced"): "A page of an LMDB file is damaged",
@@ -254,7 +248,7 @@ def _replica_cases(pipe: Pipe, world: World, place: Path) -> None:
         store.table("t").upsert([{"k": number, "v": 0, "s": ""} for number in range(9)])
         store.flush()
         replica.ship()
-        (status,) = followers(ObjectStore(str(right)))
+        (status,) = replica.followers()
         name = status.name
 
     def case(pattern: str, how: str) -> Outcome:
@@ -284,7 +278,7 @@ def _replica_cases(pipe: Pipe, world: World, place: Path) -> None:
                 "restore": lambda: restored(client, place / "copy of it").txid,
                 "follow": follows,
                 "begin to follow": follows_from_empty,
-                "followers": lambda: [each.name for each in followers(client)],
+                "followers": lambda: leads(lambda replica: [each.name for each in replica.followers()]),
                 "repair": lambda: leads(lambda replica: replica.repair().findings),
                 "ship": lambda: leads(lambda replica: replica.ship().objects),
             }
@@ -307,19 +301,9 @@ def _other_cases(pipe: Pipe, place: Path) -> None:
     definition = TableDefinition(TableId(1), "t", {SchemaId(1): SCHEMA}, ("k",), 2, TableOptions())
     commit = OpenCommit(f"1-{0:032x}", WriterId(7), Epoch(0), Sequence(0))
     staging, files = Staging(place, TableId(1), Files()), Files()
-    client = ObjectStore(str(place / "replica"), create=True)
-    task = Task(epoch=Epoch(1), store=str(place), store_id=UUID(int=1), txid=Txid(9), seconds=1)
     rows = Changes.of([("upsert", {"k": 1, "v": 2, "s": "x"})], SCHEMA)
     held = ProcessLock(place / "LOCK")
     held.acquire()
-
-    def answered(object_name: str, how: str) -> Callable[[], object]:
-        worker = ElsewhereWorker(task, client, "copy", Leader(), files)
-        client.replace(
-            "answer/copy", [encode(Done(epoch=Epoch(1), txid=Txid(3), previous=None, bytes=1, written=True))]
-        )
-        huge(place / "replica" / object_name, how)
-        return lambda: worker.answer(1)
 
     def staged(how: str) -> Callable[[], object]:
         changes = {BucketId(bucket): rows for bucket in range(2)}
@@ -351,8 +335,6 @@ def _other_cases(pipe: Pipe, place: Path) -> None:
         "files of a job": taken,
         "FOLLOWING": following,
         "LOCK that is held": locked,
-        "answer": lambda how: answered("answer/copy", how),
-        "image made elsewhere": lambda how: answered("image/copy", how),
     }
     meter = Meter()
     meter.begin()
@@ -442,7 +424,7 @@ def test_a_huge_object_of_a_replica_costs_neither_memory_nor_time(of_replica: Ou
     assert is_cheap(outcome), outcome
     # The repair rebuilds what is bad from the leader.
     assert outcome.said["repair"] == "[]"
-    if name in ("follower", "task"):
+    if name == "follower":
         assert outcome.said["check"] == "[]"
         assert not any(said.startswith("Corrupt") for said in outcome.said.values())
         return

@@ -14,7 +14,7 @@ from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
 from logformat.log.batch import BatchHeader
 from logformat.log.change import ChangeType
 from logformat.log.few_records import finished
-from logformat.rows.few_rows import Cells, Operation
+from logformat.rows.few.few_rows import Cells, Operation
 
 if TYPE_CHECKING:
     from kvstore.kernel.few import FewRecords

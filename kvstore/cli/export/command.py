@@ -14,11 +14,13 @@ import typer
 import kvstore
 from kvstore.cli.arguments import (
     AsJson,
+    AsOf,
     Columns,
     Directory,
     TableName,
     Where,
     as_of,
+    count_of,
     end_of,
     names_of,
     opened,
@@ -30,7 +32,7 @@ from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import print_json
 from kvstore.cli.progress import Bar, Unit
 from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.errors import InvalidRequest
 from kvstore.ingest.formats import COMPRESSIONS, SUFFIXES, Format
 from kvstore.read.changelog import End, Start
 from kvstore.read.conditions import parsed
@@ -51,9 +53,7 @@ def export(
     changelog: Annotated[bool, typer.Option("--changelog", help="The changes, in place of the rows.")] = False,
     columns: Columns = None,
     where: Where = None,
-    place: Annotated[
-        str | None, typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time.")
-    ] = None,
+    place: AsOf = None,
     start: Annotated[
         str | None,
         typer.Option(metavar="PLACE", help="Changes from here on: full, earliest (default), an offset or a time."),
@@ -88,7 +88,7 @@ def export(
             filter = parsed(where, table.schema)
             scanned = table.scan(names_of(columns), filter=filter, as_of=as_of(place))
             schema, batches = scanned.schema, iter(scanned)
-            total = _rows(table) if filter is None and place is None else None
+            total = count_of(table) if filter is None and place is None else None
         unit: Unit = "changes" if changelog else "rows"
         hidden = to is None and sys.stdout.isatty()
         with Bar(name, unit, total, hidden=hidden) as bar, _target(path, to) as file:
@@ -149,13 +149,6 @@ def _write(
     if compression is not None:
         sink.close()
     return done
-
-
-def _rows(table: kvstore.ReadTable) -> int | None:
-    try:
-        return table.count()
-    except UnsupportedOperation:
-        return None
 
 
 def _changes(table: kvstore.ReadTable, start: Start, end: End) -> int | None:

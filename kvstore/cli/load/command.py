@@ -22,6 +22,7 @@ from kvstore.cli.table.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.table.tables import create_table
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.ingest.formats import Source
+from kvstore.ingest.tasks import columns_of
 
 
 @dataclass
@@ -147,7 +148,7 @@ def _apply_all(
     positions = [position_of(identity, table.bucket(bucket)) for bucket in range(buckets)]
     none = kvstore.Changes.of([], table.schema)
     with Bar(Path(source.name).name, "bytes", state[0]) as bar:
-        rows = source.batches(_given(table), bar.to)
+        rows = source.batches(columns_of(table).schema, bar.to)
         for batch, portion in enumerate(portions(_without_first(rows, skip))):
             if all(batch < position.batch for position in positions):
                 done.add(portion.num_rows, [], buckets=buckets)
@@ -170,11 +171,6 @@ def _apply_all(
             path=source.name,
             batches_loaded=max(position.batch for position in positions),
         )
-
-
-def _given(table: kvstore.Table) -> pa.Schema:
-    """Columns that a file must have: those of the table without the one that it fills itself."""
-    return pa.schema([field for field in table.schema if field.name != table.options.auto_increment])
 
 
 def _without_first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,7 @@ import typer
 import kvstore
 from kvstore.cli.arguments import AsJson, BucketNumber, Directory, TableName, opened_store
 from kvstore.cli.log.walk import headers, segments
-from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_table, rows_of
+from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_records, print_table, rows_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.log.segments import FoundBatch
 from logformat.ids import Offset
@@ -44,10 +44,7 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
                         "last_time": _time(times[-1]) if times else None,
                     }
                 )
-    if as_json:
-        print_json(found)
-    else:
-        print_table(list(found[0]), [list(each.values()) for each in found])
+    print_records(list(found[0]), found, as_json=as_json)
 
 
 def show(

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory
-from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table
+from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_records
 from kvstore.clock import time_text
 from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
@@ -36,10 +36,7 @@ def ls(
                 {"journal": each.first, "last": each.last, "edits": each.edits, "name": each.name}
                 for each in found.segments()
             ]
-            if as_json:
-                print_json(listed)
-            else:
-                print_table(["journal", "last", "edits", "name"], [list(each.values()) for each in listed])
+            print_records(["journal", "last", "edits", "name"], listed, as_json=as_json)
             return
         names = ["txid", "time", "edit", "about"]
         printed = AlignedRows(names, right=[True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import msgspec
 import typer
 
 from kvstore.cli.arguments import AsJson, Directory, opened_store, store_id_of
-from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
+from kvstore.cli.printing import cell, print_all_facts, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock, time_text
 from kvstore.disk.files import Files, refusal
 from kvstore.errors import InvalidRequest, StoreError
@@ -71,10 +72,7 @@ def checkpoint(path: Directory, as_json: AsJson = False) -> None:
     with opened_store(path, write=True) as store:
         done = asdict(store.checkpoint())
     done["seconds"] = round(done["seconds"], 3)
-    if as_json:
-        print_json(done)
-    else:
-        print_facts(done)
+    print_all_facts(done, as_json=as_json)
 
 
 def verify(path: ImagePath, as_json: AsJson = False) -> None:
@@ -125,11 +123,8 @@ def _image(path: Path) -> Image:
 def _catalog(store: Path) -> Image:
     """The catalog of a store as an image."""
     store_id, clock = store_id_of(store), SystemClock()
-    journal = Journal(store, Files(), clock, store_id, leadership=CatalogLeadership())
-    try:
+    with closing(Journal(store, Files(), clock, store_id, leadership=CatalogLeadership())) as journal:
         return image.image_of(journal.state(), store_id, epoch=Epoch(0), now_ms=clock.now_ms())
-    finally:
-        journal.close()
 
 
 def _save(made: Image, path: Path) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from kvstore.cli.arguments import (
     AsJson,
+    AsOf,
     BucketNumber,
     Columns,
     Directory,
@@ -58,10 +59,7 @@ def scan(
     columns: Columns = None,
     where: Where = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N rows.", min=0)] = None,
-    place: Annotated[
-        str | None,
-        typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time."),
-    ] = None,
+    place: AsOf = None,
     as_json: AsJson = False,
 ) -> None:
     """Show rows in key order.

@@ -11,9 +11,9 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, opened, opened_store
+from kvstore.cli.arguments import AsJson, Directory, Keys, TableName, count_of, opened, opened_store
 from kvstore.cli.printing import plain, print_facts, print_json, print_line, print_table
-from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.errors import InvalidRequest
 from kvstore.ingest.formats import source_of
 from kvstore.table.declared_schema import NOT_NULL, type_named
 from logformat.rows import schema as schemas
@@ -179,17 +179,10 @@ def _summary(table: kvstore.ReadTable) -> dict[str, Any]:
         "table": table.name,
         "primary_key": table.primary_key,
         "buckets": table.buckets,
-        "rows": _rows(table),
+        "rows": count_of(table),
         "log_start": starts if several else starts[0],
         "log_end": ends if several else ends[0],
     }
-
-
-def _rows(table: kvstore.ReadTable) -> int | None:
-    try:
-        return table.count()
-    except UnsupportedOperation:
-        return None  # the table does not count its rows
 
 
 def _key_text(key: tuple[str, ...] | None) -> str:

@@ -18,6 +18,7 @@ from kvstore.cli.progress import Bar
 from kvstore.cli.table.given_rows import STANDARD_INPUT, Delimiter, FormatGiven, rows_given
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.ingest.formats import Format
+from kvstore.ingest.tasks import columns_of
 from kvstore.read.conditions import parsed
 from logformat.log.change import ChangeType
 
@@ -72,7 +73,7 @@ def upsert(
 def _given(table: kvstore.Table, columns: list[str] | None) -> pa.Schema:
     """Columns that rows may have: without the one that the table fills, or those of a partial update."""
     if columns is None:
-        return pa.schema([field for field in table.schema if field.name != table.options.auto_increment])
+        return columns_of(table).schema
     if unknown := [name for name in columns if name not in table.schema.names]:
         raise InvalidRequest("The table has no such column.", unknown=unknown, columns=table.schema.names)
     return pa.schema([field for field in table.schema if field.name in columns])

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData, Diverged, Unavailable
@@ -31,7 +30,6 @@ from kvstore.replica.follow.divergence import divergence_of, has_no_path
 from kvstore.replica.follow.final_edits import final_edits
 from kvstore.replica.follow.round import Planner
 from kvstore.replica.follow.spool import Spool
-from kvstore.replica.image_worker import look_for_task
 from kvstore.replica.promotion import Places, Promotion
 from kvstore.replica.source import Source, read_manifest
 from logformat import paths
@@ -260,10 +258,7 @@ class Follower:
                 raise
             spool.end()
             self._manifest_bytes, self._manifest = manifest_bytes, source.manifest
-        copy = self._open()
-        self._report_status(copy)
-        with suppress(Unavailable):  # the leader asks again
-            look_for_task(self._client, copy.following.name, self.path, copy.state, self._files, self._clock)
+        self._report_status(self._open())
         return pulled
 
     def _source(self, client: Client) -> Source:
@@ -335,15 +330,15 @@ class Follower:
         now = self._clock.monotonic()
         if self._reported is not None and now - self._reported < STATUS_SECONDS:
             return
-        state, found = copy.state, obstacle(self.path)
+        state = copy.state
         status = FollowerStatus(
             store_id=copy.following.store_id,
             name=copy.following.name,
             as_of_ms=self._clock.now_ms(),
             txid=state.txid,
             leader_epoch=state.leader_epoch,
-            free_bytes=available_memory(),
-            obstacle=None if found is None else str(found),
+            free_bytes=None,
+            obstacle="A copy makes no image of the catalog for its leader.",
         )
         with suppress(Unavailable):  # nothing depends on it
             self._client.replace(follower_status.object_name(status.name), [follower_status.encode(status)])

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from kvstore.bucket.context import BucketPlace
@@ -89,12 +90,9 @@ class NewTables:
                 begin_bucket(place, self._source, path, self._files)
                 if path.snapshot is not None:
                     self._taken(path.snapshot)
-            bucket = self._opened(place, definition)
-            try:
+            with closing(self._opened(place, definition)) as bucket:
                 path = self._source.path_from(stream, bucket.state.applied_offset, end)
                 self._take(bucket, LogFiles(place.log, place.identity, self._files), path, end)
-            finally:
-                bucket.close()
 
     def _take(self, bucket: WritePath, log: LogFiles, path: ShippedPath, end: int) -> None:
         start, waiting, size = path.start, list[Piece](), 0

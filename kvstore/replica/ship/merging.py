@@ -13,7 +13,7 @@ from itertools import groupby
 from uuid import UUID
 
 from kvstore.errors import CorruptData
-from kvstore.replica.check import Listing, read_object
+from kvstore.replica.check import Listing, is_right, read_object
 from kvstore.replica.client import Client
 from logformat.catalog.replicas import ReplicaStatus, Shipped, Stream
 from logformat.replica.object_file import ObjectName, encode_object
@@ -54,8 +54,8 @@ def merge(client: Client, store_id: UUID, status: ReplicaStatus, now_ms: int, pr
         for run in runs((name for name in names if name not in covers), sizes, shipped.snapshots):
             created += _create(client, store_id, run, sizes)
         for cover, merged in groupby(sorted(covers, key=lambda name: (covers[name], name)), covers.__getitem__):
-            if now_ms - client.modified_ms(str(cover)) >= 1000 * GRACE_SECONDS and _is_right(
-                client, store_id, cover, sizes
+            if now_ms - client.modified_ms(str(cover)) >= 1000 * GRACE_SECONDS and is_right(
+                client, store_id, cover, sizes[cover]
             ):
                 for name in merged:
                     client.delete(str(name))
@@ -120,11 +120,3 @@ def _create(client: Client, store_id: UUID, run: list[ObjectName], sizes: Mappin
     except CorruptData:
         return False  # a check finds it, and a repair ships it again
     return client.create(str(whole), encode_object(whole, store_id, parts))
-
-
-def _is_right(client: Client, store_id: UUID, name: ObjectName, sizes: Mapping[ObjectName, int]) -> bool:
-    try:
-        read_object(client, store_id, name, sizes[name])
-    except CorruptData:
-        return False
-    return True

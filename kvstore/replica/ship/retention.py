@@ -19,7 +19,7 @@ from kvstore.bucket.snapshots import snapshot
 from kvstore.errors import CorruptData
 from kvstore.meta import image
 from kvstore.replica.check import Listing, first_part_of, read_object
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, content_of
 from kvstore.replica.contents import snapshot_parts
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.store.runtime import StoreRuntime
@@ -87,11 +87,8 @@ class Retention:
             CorruptData: The object that says it is damaged; `Store.add_replica` writes another one.
             Unavailable: The replica can't be reached.
         """
-        try:
-            data = self._client.get(retention_object.NAME, bytes_max=RETENTION_BYTES_MAX)
-        except FileNotFoundError:
-            return 0
-        return retention_object.decode(bytes(data)).retention_ms
+        data = content_of(self._client, retention_object.NAME, RETENTION_BYTES_MAX)
+        return 0 if data is None else retention_object.decode(data).retention_ms
 
     def _unnamed(self, status: ReplicaStatus, listed: dict[ObjectName, int]) -> Iterator[ObjectName]:
         """Objects before the beginning of their stream, and snapshots that it does not have."""

@@ -27,7 +27,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.meta.journal import Journal
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, store_id_of
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
 from kvstore.store.runtime import StoreRuntime
@@ -361,15 +361,11 @@ class Shipper:
         """
         file = read_file(self._runtime.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)
         if not self._client.create(paths.STORE_FILE, [file]):
-            try:
-                theirs = store_file.decode(
-                    bytes(self._client.get(paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX))
-                ).store_id
-            except (CorruptData, FileNotFoundError):
+            theirs = store_id_of(self._client)
+            if theirs is None:
                 self._client.replace(paths.STORE_FILE, [file])
-            else:
-                if theirs != self._runtime.store_id:
-                    raise WriterFenced("The replica belongs to another store; choose another place.", of=theirs)
+            elif theirs != self._runtime.store_id:
+                raise WriterFenced("The replica belongs to another store; choose another place.", of=theirs)
         leaders = {epoch: name for name, _ in self._client.list("leader/") if (epoch := leader_epoch(name)) is not None}
         ours = self._runtime.catalog()
         if max(leaders, default=0) > ours.leader_epoch:

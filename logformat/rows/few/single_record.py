@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from logformat.errors import CorruptData
-from logformat.rows.plain_values import struct_code, value_of_number
+from logformat.rows.few.plain_values import struct_code, value_of_number
 from logformat.rows.schema import is_variable
 
 _COUNT = struct.Struct("<I")

@@ -16,10 +16,10 @@ import pyarrow as pa
 from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
+from logformat.rows.few.plain_values import number_of_value, value_of_number
+from logformat.rows.few.single_record import SingleRecord
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
-from logformat.rows.plain_values import number_of_value, value_of_number
 from logformat.rows.schema import fixed_width
-from logformat.rows.single_record import SingleRecord
 
 _HEAD_BYTES = 6
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
