@@ -37,6 +37,7 @@ def rows_frame(
     as_of: int | Mapping[int, int] | dt.datetime | None,
 ) -> DataFrame:
     """See :meth:`kvstore.Table.to_spark`."""
+    table = table.with_fixed_columns()
     schema = table.scan_schema(columns)
     table.flush()
     if as_of is None:
@@ -56,6 +57,7 @@ def changes_frame(
     where: pc.Expression | None,
 ) -> DataFrame:
     """See :meth:`kvstore.Table.changelog_to_spark`."""
+    table = table.with_fixed_columns()
     schema = table.changelog_schema(None if columns is None else column_names("columns", columns))
     table.flush()
     ranges = ranges_of_changes(table, start, end)

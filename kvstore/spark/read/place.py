@@ -64,13 +64,12 @@ class TablePlace:
             yield self.table_of(store)
 
     def table_of(self, store: Store) -> Table:
-        """The same table of an open store; see :meth:`open` for errors."""
+        """The same table of an open store, with fixed columns; see :meth:`open` for errors."""
         definition = store.runtime.catalog().tables.get(TableId(self.table_id))
         table = None if definition is None else store.table(definition.name)
         if table is None or table.identity != (UUID(self.store_id), self.table_id):
             raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=self.name)
-        self.check_names(store)
-        return table
+        return table.with_fixed_columns(self.schema_id)
 
     def check_names(self, store: Store) -> None:
         """Verify that the columns of the table are called as they were.
@@ -100,11 +99,11 @@ def opened(path: str) -> Store:
 
 @contextmanager
 def found(options: Options) -> Iterator[tuple[TablePlace, Table]]:
-    """Open the table that options name.
+    """Open the table that options name, with fixed columns: the place has the same ones.
 
     Raises:
         NotAStore, NoSuchTable: The store or the table does not exist.
     """
     with opened(options.path) as store:
-        table = store.table(options.table)
+        table = store.table(options.table).with_fixed_columns()
         yield TablePlace.of(str(store.path), table, options.kind), table
