@@ -131,7 +131,7 @@ def _table(
             if "columns" in error.where and len(columns) == 1:
                 error.message += " The file has one column; is --delimiter right?"
             raise
-    table = store.table(name)
+    table = store.table(name).with_fixed_columns()
     if (key and tuple(key) != table.primary_key) or (append_only and table.primary_key is not None):
         raise InvalidRequest(
             "The table exists with another key; leave --key and --append-only out, or load into another table.",

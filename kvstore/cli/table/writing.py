@@ -50,7 +50,7 @@ def upsert(
         format = Format.JSONL
     done = 0
     with opened_store(path, write=True) as store, rows_given(file, format, delimiter) as (source, _):
-        table = store.table(name)
+        table = store.table(name).with_fixed_columns()
         targets = names_of(columns)
         schema = _given(table, targets)
         try:
@@ -100,7 +100,7 @@ def delete(
     if bool(key) == (where is not None):
         raise InvalidRequest("Give keys, or a condition by --where.")
     with opened_store(path, write=True) as store:
-        table = store.table(name)
+        table = store.table(name).with_fixed_columns()
         if table.primary_key is None:
             raise UnsupportedOperation("A log table has no key, and its rows can't be deleted.", table=name)
         filter = parsed(where, table.schema)

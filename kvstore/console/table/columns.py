@@ -7,6 +7,8 @@ from kvstore.console.parts import hidden
 from kvstore.console.query import Query
 from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
+from kvstore.store.store import Store
+from kvstore.table.table import Table
 
 COLUMNS_SHOWN = 12
 
@@ -25,6 +27,16 @@ def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
     others = [name for name in (asked or names) if name not in key]
     shown = [*key, *(others if asked else others[: max(COLUMNS_SHOWN - len(key), 1)])]
     return list(dict.fromkeys(shown)), len(shown) < len(names)
+
+
+def table_of(store: Store, definition: TableDefinition) -> Table:
+    """The table of a page, whose columns are called as the page calls them.
+
+    Raises:
+        SchemaMismatch: Columns were renamed or dropped since the page was asked for.
+    """
+    since = "the page was asked for; load it again"
+    return store.table(definition.name).with_fixed_columns(definition.schema_id, since)
 
 
 def columns_form(definition: TableDefinition, shown: list[str], path: str, **kept: str | None) -> Html | None:

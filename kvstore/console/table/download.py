@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from kvstore.console.query import Query
+from kvstore.console.table.columns import table_of
 from kvstore.console.table.rows import row_of_key
 from kvstore.console.values import whole_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
@@ -59,7 +60,7 @@ def _of_key(store: Store, definition: TableDefinition, column: str, query: Query
 def _of_change(store: Store, definition: TableDefinition, column: str, offset: int, query: Query) -> pa.Array:
     bucket = query.number("bucket", most=definition.buckets - 1) or 0
     is_before = query.text("side") == "before"
-    table = store.table(definition.name)
+    table = table_of(store, definition)
     first, end = table.offsets()[bucket]
     if not first <= offset < end:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)

@@ -15,6 +15,7 @@ from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, field, is_error
 from kvstore.console.query import Query
+from kvstore.console.table.columns import table_of
 from kvstore.console.table.difference import Version, version_facts, version_html, versions_of
 from kvstore.console.table.keys import key_fields
 from kvstore.errors import UnsupportedOperation
@@ -131,7 +132,7 @@ class Preview:
 
 
 def _preview(store: Store, definition: TableDefinition, asked: Asked) -> Preview:
-    table = store.table(definition.name)
+    table = table_of(store, definition)
     start: Any = place_of("`start`", asked.start or "", "earliest", "latest")
     end: Any = None if asked.end is None else place_of("`end`", asked.end, "latest")
     _check_size(store, definition, start)
@@ -141,8 +142,7 @@ def _preview(store: Store, definition: TableDefinition, asked: Asked) -> Preview
     counts = {name: int(pc.sum(pc.equal(what, name)).as_py() or 0) for name in (STORE, UPDATE, DELETE, STAY)}
     stays = pc.equal(what, STAY)
     parts = [rows.filter(chosen).slice(0, ROWS_SHOWN) for chosen in (pc.invert(stays), stays)]
-    current = store.runtime.catalog().tables[definition.id].named_as(definition)
-    changes, stay = (versions_of(_as_binlog(part), current) for part in parts)
+    changes, stay = (versions_of(_as_binlog(part), definition) for part in parts)
     return Preview(counts, changes, stay, msgspec.to_builtins(dict(undo.undone)))
 
 

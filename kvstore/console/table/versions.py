@@ -13,6 +13,7 @@ from kvstore.console.page import Page
 from kvstore.console.parts import pager
 from kvstore.console.query import Query
 from kvstore.console.table.batches import origin_words
+from kvstore.console.table.columns import table_of
 from kvstore.console.table.difference import version_facts, version_html, versions_of
 from kvstore.console.table.keys import bucket_of, key_form, key_of
 from kvstore.history.origin import ORIGIN_FIELDS
@@ -32,7 +33,8 @@ def history_page(store: Store, definition: TableDefinition, query: Query) -> Pag
     start: Any = "earliest" if place is None else place
     if isinstance(place, int):
         start = {each: place if each == bucket else first for each, (first, _) in ranges.items()}
-    found = store.table(definition.name).history(key.to_pylist()[0], start)
+    table = table_of(store, definition)
+    found = table.history(key.to_pylist()[0], start)
     log_start = int(found.schema.metadata[LOG_START])
     last = found.num_rows - (number - 1) * VERSIONS_SHOWN
     first = max(0, last - VERSIONS_SHOWN)
