@@ -23,7 +23,7 @@ from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
 from kvstore.log.segments import KnownEnd, LogFiles
-from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
+from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
@@ -31,6 +31,7 @@ from kvstore.request.small import Submitted
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
+from logformat.log.writer_entry import EXPIRY_MS
 
 T = TypeVar("T")
 RECOVER_SECONDS = 0.25

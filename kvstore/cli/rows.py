@@ -22,7 +22,7 @@ from kvstore.cli.arguments import (
 )
 from kvstore.cli.filters import Where
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
-from kvstore.read.conditions import parsed
+from kvstore.read.conditions import parse_filter
 from kvstore.read.lookup import FOUND
 
 
@@ -70,7 +70,7 @@ def scan(
     """
     with opened(path) as store:
         table = store.table(name)
-        filter = parsed(where, table.schema)
+        filter = parse_filter(where, table.schema)
         reader = table.scan(names_of(columns), filter=filter, limit=limit, as_of=as_of(place))
         print_batches(reader, reader.schema, as_json=as_json)
 

@@ -13,11 +13,11 @@ from typing import Literal, Self, overload
 
 import pyarrow as pa
 
-from kvstore.arguments import column_names, integer_within, path_of, printable, shown
+from kvstore.arguments import column_names, integer, integer_within, path_of, printable, shown
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
-from kvstore.commit.consumers import Consumer, Consumers
+from kvstore.commit.consumers import Consumer, Consumers, Lease
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.ingest import creation
@@ -120,6 +120,16 @@ class Store(AlteredTables):
         """Directory of the store."""
         return self.runtime.path
 
+    @property
+    def txid(self) -> int:
+        """Number of the last edit of the catalog, which counts every one.
+
+        Raises:
+            CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+        """
+        self._session.check_open()
+        return self.runtime.catalog().txid
+
     def create_table(
         self,
         name: str,
@@ -210,6 +220,18 @@ class Store(AlteredTables):
         if self._session.follows:
             self._session.tables[table] = opened.catalog
         return table
+
+    def table_by_id(self, id: int) -> Table:
+        """A table by its id, which stays when it is renamed and is never used again; see :attr:`Table.identity`.
+
+        Raises:
+            NoSuchTable: The store has no table of this id.
+        """
+        self._session.check_open()
+        definition = self.runtime.catalog().tables.get(TableId(integer("id", id)))
+        if definition is None:
+            raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=id)
+        return self.table(definition.name)
 
     def __getitem__(self, name: str) -> Table:
         return self.table(name)
@@ -304,6 +326,21 @@ class Store(AlteredTables):
         for id, consumers in catalog.consumers.items():
             for name, offsets in consumers.lasting().items():
                 found.setdefault(name, {})[catalog.tables[id].name] = offsets
+        return found
+
+    @property
+    def leases(self) -> dict[str, dict[str, Lease]]:
+        """Readers that are registered for a while, by name and table; see :meth:`kvstore.Table.lease`.
+
+        A lease that has ended is kept until the next process registers a reader of its table.
+        """
+        self._session.check_open()
+        catalog, now_ms = self.runtime.catalog(), self.runtime.clock.now_ms()
+        found: dict[str, dict[str, Lease]] = {}
+        for id, consumers in catalog.consumers.items():
+            for name, (offsets, until_ms) in consumers.leases().items():
+                lease = Lease(offsets, until_ms, until_ms <= now_ms)
+                found.setdefault(name, {})[catalog.tables[id].name] = lease
         return found
 
     def drop_consumer(self, name: str) -> None:
@@ -554,14 +591,8 @@ class Store(AlteredTables):
         runtime, session = self.runtime, self._session
         return Home(
             *(runtime.path, runtime.files, runtime.clock, runtime.journal),
-            *(self._table_of, session.check_open, session.check_writable),
+            *(self.table_by_id, session.check_open, session.check_writable),
         )
-
-    def _table_of(self, id: TableId) -> Table:
-        definition = self.runtime.catalog().tables.get(id)
-        if definition is None:
-            raise NoSuchTable("The job's table was dropped.", table_id=id)
-        return self.table(definition.name)
 
 
 def table_name(name: str) -> str:

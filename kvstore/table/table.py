@@ -17,7 +17,7 @@ from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
-from kvstore.meta.writers import NamedWriter
+from kvstore.meta.writers import NamedWriter, OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
@@ -35,7 +35,7 @@ from kvstore.table.conditional import Decide, apply_if, deletion, replacement, s
 from kvstore.table.everyday import EverydayReads
 from kvstore.table.open_table import OpenTable
 from kvstore.table.replacing import check_replaceable, deletes_of_others
-from logformat.ids import OFFSET_MAX, BucketId, SchemaId
+from logformat.ids import OFFSET_MAX, BucketId, SchemaId, WriterId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.given import row_of
@@ -339,6 +339,18 @@ class Table(EverydayReads):
         """Named writers: what they send, and under which id and epoch."""
         self._current()
         return self._writers.named()
+
+    @property
+    def fenced_writers(self) -> frozenset[WriterId]:
+        """Ids of writers that lost their name: it was dropped or taken over. They never write again."""
+        self._current()
+        return self._catalog.writers().former
+
+    @property
+    def open_commits(self) -> tuple[OpenCommit, ...]:
+        """Commits that some buckets may not have yet, the oldest first; the next process that writes completes them."""
+        self._current()
+        return self._catalog.writers().commits
 
     def by_bucket(
         self, changes: Changes, other: int = 0, overwrite: bool = False, schema_id: int | None = None

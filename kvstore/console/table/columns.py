@@ -5,13 +5,13 @@ from __future__ import annotations
 from kvstore.console.html import Html, tag
 from kvstore.console.parts import hidden
 from kvstore.console.query import Query
+from kvstore.console.table.definition import Definition
 from kvstore.errors import SchemaMismatch
-from kvstore.meta.state import TableDefinition
 
 COLUMNS_SHOWN = 12
 
 
-def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
+def chosen(definition: Definition, query: Query) -> tuple[list[str], bool]:
     """Names of the columns of a page, those of the key first, and whether they are not all.
 
     Raises:
@@ -27,7 +27,7 @@ def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
     return list(dict.fromkeys(shown)), len(shown) < len(names)
 
 
-def columns_form(definition: TableDefinition, shown: list[str], path: str, **kept: str | None) -> Html | None:
+def columns_form(definition: Definition, shown: list[str], path: str, **kept: str | None) -> Html | None:
     """Boxes to choose columns by; None if there is nothing to choose."""
     key, names = definition.primary_key or (), definition.schema.names
     others = [name for name in names if name not in key]
