@@ -15,7 +15,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from kvstore.arguments import integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
+from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.history.origin import Origin, Origins
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.table_catalog import TableCatalog
@@ -27,6 +29,8 @@ from logformat.log.segment import HEAD_BYTES
 
 PROBED_BYTES = 4 << 20
 """A log up to this size is sampled at any offset; a larger one only where its files list batches."""
+
+TIMES_MAX = 100_000
 
 T = TypeVar("T")
 
@@ -135,12 +139,16 @@ class BucketLog:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
 
         Raises:
-            OffsetOutOfRange: The log begins after ``start``; the iterator may raise it, too.
+            InvalidRequest: ``end`` comes before ``start``, or one is no offset.
+            OffsetOutOfRange: The log does not hold them; the iterator raises it, too, if they expire meanwhile.
             CorruptBatch: A batch or the chain of segments is damaged; the iterator raises it.
         """
+        within = self._within(start, end)
         origins = Origins(self._catalog.journal.state(), self._catalog.table)
-        for each in self._files.batches(Offset(start), Offset(end)):
-            yield LoggedBatch(each.header, each.data, each.path, each.position, origins.of(each.header))
+        return (
+            LoggedBatch(each.header, each.data, each.path, each.position, origins.of(each.header))
+            for each in self._files.batches(*within)
+        )
 
     def binlog(
         self, batches: Iterable[LoggedBatch], start: int, end: int, columns: Sequence[str] | None = None
@@ -168,18 +176,21 @@ class BucketLog:
         """Approximate bytes of a range of offsets.
 
         Raises:
-            OffsetOutOfRange: The log begins after ``start``.
+            InvalidRequest: ``end`` comes before ``start``, or one is no offset.
+            OffsetOutOfRange: The log does not hold them.
             CorruptBatch: A segment is missing, or its head is damaged.
         """
-        return self._files.bytes_between(Offset(start), Offset(end))
+        return self._files.bytes_between(*self._within(start, end))
 
     def offset_at(self, time: dt.datetime) -> Offset:
         """The first offset of the first commit at or after a time; the log's end if there is none.
 
         Raises:
-            InvalidRequest: The time has no time zone.
+            InvalidRequest: It is no time, or has no time zone.
             CorruptBatch: A batch is damaged.
         """
+        if not isinstance(time, dt.datetime):
+            raise InvalidRequest("Give a time, as a datetime with a time zone.", given=shown(time))
         return self._files.first_at_or_after(milliseconds(time), self._committed())
 
     def commit_times(self, most: int) -> dict[Offset, int]:
@@ -194,8 +205,10 @@ class BucketLog:
             Milliseconds since the Unix epoch, in order of offsets; none if the log is empty.
 
         Raises:
+            InvalidRequest: ``most`` is not a number from 1 to 100,000.
             CorruptBatch: A batch is damaged.
         """
+        most = integer_within("most", most, 1, TIMES_MAX)
         log, end, start = self._files, self._committed(), self._files.start()
         if start >= end:
             return {}
@@ -210,6 +223,17 @@ class BucketLog:
                 header = next(log.batches(Offset(offset), Offset(offset + 1))).header
                 times[max(header.base_offset, start)] = header.commit_timestamp
         return dict(sorted(times.items()))
+
+    def _within(self, start: int, end: int) -> tuple[Offset, Offset]:
+        first, last = integer("start", start), integer("end", end)
+        if last < first:
+            raise InvalidRequest("`end` comes before `start`.", start=first, end=last)
+        log_start, log_end = self._files.start(), self._handle.state().applied_offset
+        if not log_start <= first <= last <= log_end:
+            raise OffsetOutOfRange(
+                "The log does not hold these offsets.", start=first, end=last, log_start=log_start, log_end=log_end
+            )
+        return Offset(first), Offset(last)
 
     def _committed(self) -> Offset:
         return self._handle.committed().applied_offset

@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 
 import pyarrow as pa
 
@@ -30,7 +31,7 @@ class BucketRows:
         schema: Their columns.
         offset: They are as of this offset: after all changes before it.
         end: The end of the log when the read began.
-        batches: The rows, read as they are asked for.
+        batches: The rows, read as they are asked for, until the context is left.
     """
 
     schema: pa.Schema
@@ -69,7 +70,21 @@ def bucket_rows(
             if as_of is None
             else _rows_then(view, handle.log, current, offset, schema.names, within)
         )
-        yield BucketRows(schema, offset, end, (batch.cast(schema) for batch in batches))
+        left = Event()
+        try:
+            yield BucketRows(schema, offset, end, _until(left, batches, schema))
+        finally:
+            left.set()
+
+
+def _until(left: Event, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    while True:
+        if left.is_set():
+            raise InvalidRequest("The context of these rows was left, which ended the read; use them within it.")
+        batch = next(batches, None)
+        if batch is None:
+            return
+        yield batch.cast(schema)
 
 
 def _within(definition: TableDefinition, key: Keys, after: Keys) -> KeyRange:

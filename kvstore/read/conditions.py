@@ -12,6 +12,7 @@ from typing import NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.read.scan import check_filter
 from logformat.rows.json_form import from_text
@@ -42,6 +43,8 @@ def parse_filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
     """
     if text is None:
         return None
+    if not isinstance(text, str):
+        raise InvalidRequest("A condition is a text, such as \"n > 3 and name = 'x'\".", given=shown(text))
     found = _Parser(text, schema).whole()
     check_filter(found, schema)
     return found

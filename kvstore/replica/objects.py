@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
+from kvstore.arguments import integer_within, shown
 from kvstore.errors import InvalidRequest
 from kvstore.replica.client import NO_RETRIES, ObjectStore
 from kvstore.replica.coverage import holes
 from logformat.catalog.replicas import ReplicaStatus, Shipped
 from logformat.replica.object_file import ObjectName, parse_name, place_of_stream
+
+OBJECTS_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,11 @@ def objects_of(status: ReplicaStatus, place: str, most: int) -> StreamObjects:
     """See :meth:`kvstore.Replica.objects`."""
     shipped = next((each for each in status.shipped if place_of_stream(each.stream) == place), None)
     if shipped is None:
-        raise InvalidRequest("Nothing of this stream was shipped.", stream=repr(place[:100]))
+        raise InvalidRequest("Nothing of this stream was shipped.", stream=shown(place))
+    most = integer_within("most", most, 1, OBJECTS_MAX)
     listed = list(islice(ObjectStore(status.url, retries=NO_RETRIES).list(f"{place}/"), most + 1))
-    sizes = {name: size for name, size in ((parse_name(each), size) for each, size in listed) if name is not None}
+    sizes = {
+        name: size for name, size in ((parse_name(each), size) for each, size in listed[:most]) if name is not None
+    }
     ordered = {name: sizes[name] for name in sorted(sizes, key=lambda each: (each.start, each.end, each.epoch))}
     return StreamObjects(shipped, ordered, list(holes(shipped, ordered)) if len(listed) <= most else None)

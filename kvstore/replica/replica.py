@@ -179,10 +179,10 @@ class Replica:
 
         Args:
             stream: ``catalog``, or that of a bucket such as ``tables/1/0``.
-            most: Objects that are listed at most; with more, it is not known what is missing.
+            most: Objects that are listed at most, up to a million; with more, it is not known what is missing.
 
         Raises:
-            InvalidRequest: The replica was removed, or nothing of such a stream was shipped.
+            InvalidRequest: The replica was removed, nothing of such a stream was shipped, or ``most`` is no such number.
             Unavailable: The replica can't be reached.
         """
         return objects_of(self._status(), stream, most)

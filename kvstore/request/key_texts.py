@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from kvstore.arguments import shown
 from kvstore.errors import SchemaMismatch
 from logformat.rows.json_form import from_text
 from logformat.rows.python_values import MISFITS
@@ -36,7 +37,7 @@ def parse_key(texts: Sequence[str], fields: Sequence[pa.Field]) -> pa.RecordBatc
                 "A value does not fit the key's column.",
                 column=field.name,
                 expected=field.type,
-                given=repr(given[:100]),
+                given=shown(given),
                 reason=str(error)[:200],
             ) from error
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))

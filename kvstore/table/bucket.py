@@ -206,7 +206,7 @@ class Bucket:
 
         Raises:
             InvalidRequest: An argument is not possible.
-            UnsupportedOperation: A log table has no rows.
+            UnsupportedOperation: A log table has no rows; or the changelog is a WAL image, which has no earlier rows.
             SchemaMismatch: There is no such column, or a key does not fit.
             OffsetOutOfRange: The log does not reach back to the time. The iterator raises it for an offset.
             CorruptData: A row or a change is damaged; the iterator raises it.
