@@ -5,22 +5,32 @@ import kvstore.disk.platforms  # noqa: F401 - refuses Windows, before an import 
 # isort: split
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
-from kvstore.commit.consumers import Consumer
+from kvstore.commit.consumers import Consumer, Lease
+from kvstore.history.bucket_log import BucketLog, LoggedBatch, LogSegment, SegmentContent
+from kvstore.history.bucket_status import BucketStatus
+from kvstore.history.origin import Origin
 from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
+from kvstore.meta.browse import CatalogBrowser, StoredImage, browse_catalog
+from kvstore.meta.writers import NamedWriter, OpenCommit
 from kvstore.options import StoreOptions
 from kvstore.patch.patch import Patch
+from kvstore.read.bucket_rows import BucketRows
 from kvstore.read.changelog_reader import ChangelogReader
+from kvstore.read.conditions import parse_filter
 from kvstore.repair.store import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
+from kvstore.replica.objects import StreamObjects
 from kvstore.replica.operations import follow, promote, restore
 from kvstore.replica.read.restore import Restored
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import Shipment
+from kvstore.request.key_texts import parse_key
 from kvstore.request.results import AppendResult, WriteResult
 from kvstore.store.check import BucketReport, CheckReport
+from kvstore.store.metrics import prometheus_text
 from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
@@ -40,7 +50,11 @@ __all__ = [
     "Aggregate",
     "AppendResult",
     "Bucket",
+    "BucketLog",
     "BucketReport",
+    "BucketRows",
+    "BucketStatus",
+    "CatalogBrowser",
     "ChangeType",
     "ChangelogReader",
     "Changes",
@@ -54,6 +68,12 @@ __all__ = [
     "JobOptions",
     "JobStatistics",
     "JobStatus",
+    "Lease",
+    "LogSegment",
+    "LoggedBatch",
+    "NamedWriter",
+    "OpenCommit",
+    "Origin",
     "Patch",
     "Promoted",
     "Pulled",
@@ -64,21 +84,28 @@ __all__ = [
     "ReplicaReport",
     "Restored",
     "Run",
+    "SegmentContent",
     "SharedTables",
     "Shipment",
     "Shipping",
     "Store",
     "StoreInReplica",
     "StoreOptions",
+    "StoredImage",
+    "StreamObjects",
     "Table",
     "TableWriter",
     "Undo",
     "Versioned",
     "WriteResult",
     "__version__",
+    "browse_catalog",
     "follow",
     "listagg",
     "open",
+    "parse_filter",
+    "parse_key",
+    "prometheus_text",
     "promote",
     "repair",
     "restore",

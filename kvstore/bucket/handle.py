@@ -22,13 +22,14 @@ from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
 from kvstore.log.segments import KnownEnd, LogFiles, LogIdentity
-from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
+from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
 from kvstore.request.small import Submitted
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
+from logformat.log.writer_entry import EXPIRY_MS
 
 T = TypeVar("T")
 

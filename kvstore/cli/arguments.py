@@ -18,7 +18,7 @@ from kvstore.arguments import place_of
 from kvstore.disk.files import read_file
 from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
-from kvstore.request.key_texts import key_of_texts
+from kvstore.request.key_texts import parse_key
 from logformat import paths
 from logformat.catalog import store_file
 
@@ -148,7 +148,7 @@ def key_of(cells: Sequence[str], table: kvstore.ReadTable) -> pa.Table:
     names = table.primary_key
     if names is None:
         raise UnsupportedOperation("A log table has no key; read it with `kvstore changelog`.", table=table.name)
-    return pa.Table.from_batches([key_of_texts(cells, [table.schema.field(name) for name in names])])
+    return pa.Table.from_batches([parse_key(cells, [table.schema.field(name) for name in names])])
 
 
 def start_of(given: str) -> Start:

@@ -24,7 +24,6 @@ from kvstore.cli.progress import Bar
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
 from kvstore.replica.follow.follower import ROLLBACK_LIMIT
-from kvstore.replica.replica import report_facts
 from logformat.catalog.replicas import CATALOG, Finding
 from logformat.replica.follower_status import FollowerStatus
 
@@ -70,7 +69,7 @@ def ls(
             _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
             return
         found = store.replicas
-    listed = [report_facts(name, report) for name, report in found.items()]
+    listed = [{"name": name, **report.to_json()} for name, report in found.items()]
     if as_json:
         print_json(listed)
     else:
@@ -253,7 +252,7 @@ def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
 
 
 def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) -> None:
-    facts = report_facts(name, report)
+    facts = {"name": name, **report.to_json()}
     if as_json:
         print_json(facts)
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import ge
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvstore.arguments import integer, printable, shown
 from kvstore.bucket.handle import BucketHandle
@@ -137,6 +137,20 @@ class Consumers:
                     offset=offset,
                     log_end=end,
                 )
+
+
+class Lease(NamedTuple):
+    """A reader that is registered for a while, such as a query that runs; see :attr:`kvstore.Store.leases`.
+
+    Attributes:
+        offsets: For each bucket, the offset from which on the log is kept.
+        until_ms: When that ends, in milliseconds since the Unix epoch.
+        is_over: Whether it had ended, by the clock of the store.
+    """
+
+    offsets: dict[int, int]
+    until_ms: int
+    is_over: bool
 
 
 class Consumer:

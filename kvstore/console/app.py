@@ -18,6 +18,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from kvstore import Store
 from kvstore.console.commands import command
 from kvstore.console.guard import Guard
 from kvstore.console.html import Html, tag
@@ -33,6 +34,7 @@ from kvstore.console.store.overview import overview
 from kvstore.console.store.replicas import replica_page, replicas_page
 from kvstore.console.table.batches import batch_page
 from kvstore.console.table.changes import changes_page
+from kvstore.console.table.definition import Definition, definitions
 from kvstore.console.table.download import value_of
 from kvstore.console.table.live import Tail
 from kvstore.console.table.log import log_page
@@ -41,13 +43,18 @@ from kvstore.console.table.tables import matching, summary, table_page
 from kvstore.console.table.undo import undo_page
 from kvstore.console.table.versions import history_page
 from kvstore.console.table.writers import writers_page
-from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError, Unavailable
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
-from logformat.ids import TableId
+from kvstore.errors import (
+    CorruptData,
+    InvalidRequest,
+    NoSuchTable,
+    OffsetOutOfRange,
+    StoreError,
+    StoreReplaced,
+    Unavailable,
+)
 
 ASSETS = Path(__file__).parent / "assets"
-OfTable = Callable[[Store, TableDefinition, Query], Page]
+OfTable = Callable[[Store, Definition, Query], Page]
 OF_FILES = frozenset({catalog_page, edit_page})
 """Pages that need no open store, only its directory."""
 LIVE_SECONDS = 0.5
@@ -115,7 +122,7 @@ def application(
 
 def all_tables(store: Store, query: Query) -> Page:
     """Every table, as a list; ``q`` chooses by a part of the name."""
-    facts = [summary(store, each) for each in matching(store, query.text("q"))]
+    facts = [summary(each) for each in definitions(store, matching(store, query.text("q")))]
     return Page("Tables", facts, lambda: tag("div"), None, None)
 
 
@@ -231,6 +238,7 @@ class Answers:
         return HTMLResponse(html_of(page, str(self._opened.path)), page.status)
 
     def _failed(self, error: StoreError, *, as_json: bool, status: int | None = None) -> Response:
+        self._opened.is_replaced |= isinstance(error, StoreReplaced)
         line = command("check", self._opened.path) if isinstance(error, CorruptData) else None
         return self._error_page(error_facts(error), line, as_json=as_json, status=status or _status(error))
 
@@ -247,11 +255,9 @@ def _of(of: Callable[..., Any], store: Any, request: Request, first: Sequence[tu
     if "id" not in request.path_params:
         return of(store, query)
     id = request.path_params["id"]
-    tables = store.runtime.catalog().tables
-    definition = tables.get(TableId(int(id))) if id.isascii() and id.isdigit() and len(id) < 20 else None
-    if definition is None:
+    if not (id.isascii() and id.isdigit() and len(id) < 20):
         raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=repr(id[:100]))
-    return of(store, definition, query)
+    return of(store, Definition.of(store.table_by_id(int(id))), query)
 
 
 def _event(name: str, data: str, id: int) -> str:

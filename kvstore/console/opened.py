@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import anyio
 from starlette.concurrency import run_in_threadpool
 
+from kvstore import Store, StoreOptions
 from kvstore.errors import StoreClosed, StoreReplaced
-from kvstore.options import StoreOptions
-from kvstore.store.store import Store
 
 
 class OpenedStore:
@@ -18,7 +18,10 @@ class OpenedStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._store: Store | None = None
+        self._directory: tuple[int, int] | None = None
         self._opening = anyio.Lock()
+        self.is_replaced = False
+        """Whether a page found that a directory of the store was replaced: then the next one opens it again."""
 
     async def get(self) -> Store:
         """The store in the directory, opened again if another one took its place.
@@ -33,11 +36,15 @@ class OpenedStore:
         if self._store is not None:
             try:
                 self._store.list_tables()  # a copy that follows a replica takes the place of the one it replaced
-                self._store.runtime.place.verify()
+                is_there = not self.is_replaced and _directory(self.path) == self._directory
             except (StoreReplaced, StoreClosed):
+                is_there = False
+            if not is_there:
                 store, self._store = self._store, None
                 store.close()
         if self._store is None:
+            self.is_replaced = False
+            self._directory = _directory(self.path)  # before it is opened: then a newer one is found the next time
             self._store = Store(self.path, StoreOptions(), read_only=True)
         return self._store
 
@@ -47,3 +54,12 @@ class OpenedStore:
             store, self._store = self._store, None
             if store is not None:
                 await run_in_threadpool(store.close)
+
+
+def _directory(path: Path) -> tuple[int, int] | None:
+    """What distinguishes a directory from any other at its path; None if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

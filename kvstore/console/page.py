@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstore.console.html import Html, document, tag
-from kvstore.meta.state import TableDefinition
+from kvstore.console.table.definition import Definition
 
 _KEYS = (
     ("/", "go to the search field"),
@@ -39,7 +39,7 @@ class Page:
     body: Callable[[], Html]
     command: str | None
     api: str | None
-    table: TableDefinition | None = None
+    table: Definition | None = None
     tab: str = ""
     status: int = 200
 
@@ -78,7 +78,7 @@ def _store_tabs(current: str) -> Html:
     return _links(tabs, current, "Pages of the store")
 
 
-def _tabs(table: TableDefinition, current: str) -> Html:
+def _tabs(table: Definition, current: str) -> Html:
     tabs = [
         ("table", "Table", ""),
         ("rows", "Rows", "/rows"),

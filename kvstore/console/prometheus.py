@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from kvstore import Store, prometheus_text
 from kvstore.console.parts import is_error
+from kvstore.console.table.definition import definitions
 from kvstore.console.table.tables import matching, summary
 from kvstore.errors import StoreError
-from kvstore.replica import registry
-from kvstore.store.metrics import consumer_lags, prometheus_text
-from kvstore.store.store import Store
 
 _ABOUT = {
     "kvstore_table_readable": ("gauge", ("table",), "1 if the table can be read; 0 if it is damaged."),
@@ -32,14 +31,14 @@ def figures(store: Store) -> str:
         CorruptImage, UnsupportedVersion: The catalog can't be loaded.
     """
     found: dict[str, Any] = {name: {} for name in _ABOUT}
-    found["kvstore_catalog_edits"] = int(store.runtime.catalog().txid)
-    for definition in matching(store):
-        status = summary(store, definition)["status"]
+    found["kvstore_catalog_edits"] = store.txid
+    for definition in definitions(store, matching(store)):
+        status = summary(definition)["status"]
         found["kvstore_table_readable"][definition.name] = int(not is_error(status))
         for name in () if is_error(status) else _STATUS:
             if status[name] is not None:
                 found[f"kvstore_table_{name}"][definition.name] = status[name]
-    for name, lags in (("kvstore_consumer_lag_changes", consumer_lags), ("kvstore_replica_lag_edits", registry.lags)):
-        with suppress(StoreError):  # the pages say what can't be read
-            found[name] = lags(store.runtime)
+    with suppress(StoreError):  # the pages say what can't be read
+        metrics = store.metrics()
+        found |= {name: metrics[name] for name in ("kvstore_consumer_lag_changes", "kvstore_replica_lag_edits")}
     return prometheus_text(found, _ABOUT)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvstore import Store, Table, browse_catalog
 from kvstore.clock import time_text
 from kvstore.console.drawing import curve
 from kvstore.console.html import Html
+from kvstore.console.table.definition import Definition
 from kvstore.errors import CorruptData
-from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import SetConsumer
-from logformat.ids import Offset, Position, TableId, Txid
-from logformat.log.segment import HEAD_BYTES
+from logformat.ids import Offset
 
 BINS = 40
 SAMPLES = 40
 BUCKETS_READ = 8
 """Of a table with more buckets, these are sampled, and the figures are of them."""
-PROBED_BYTES = 4 << 20
-"""A log up to this size is sampled at any offset; a larger one only where its files list batches."""
 EDITS_READ = 2_000
 """The last edits of the catalog in which positions of consumers are looked for."""
 
@@ -42,59 +37,28 @@ class Growth:
         return np.interp(times, self.times, self.ends)
 
 
-def growth_of(log: LogFiles, end: Offset, last_ms: int, samples: int = SAMPLES) -> Growth | None:
-    """Samples of a log up to an offset; None if it is empty.
+def growth_of(found: dict[Offset, int], end: Offset, last_ms: int) -> Growth:
+    """Growth by the times at which batches came that begin at some offsets, the first of the log among them.
 
     Args:
-        last_ms: Time of the last commit before the end.
-
-    Raises:
-        StoreError: A batch is damaged.
+        last_ms: Time of the last commit before the end of the log.
     """
-    start = log.start()
-    if start >= end:
-        return None
-    bases = [base for base in log.bases() if base < end]
-    found = {}
-    for base in _some(bases, samples):
-        found[int(base)] = log.segment(base).batch_at(Position(HEAD_BYTES), base).header.commit_timestamp
-    for base in bases[-2:] if len(found) < samples else []:
-        entries = [each for each in log.segment(base).sparse_index() if start < each.offset < end]
-        found |= {int(each.offset): each.timestamp for each in _some(entries, samples)}
-    if len(found) < samples and log.bytes_between(start, end) <= PROBED_BYTES:
-        for offset in np.unique(np.linspace(start, end - 1, samples).astype(np.int64)).tolist():
-            header = next(log.batches(Offset(offset), Offset(offset + 1))).header
-            found[max(header.base_offset, start)] = header.commit_timestamp
-    return _curve({**found, int(end): last_ms}, int(start))
-
-
-def _curve(found: dict[int, int], start: int) -> Growth:
-    """Growth by the times at which batches came that begin at some offsets."""
-    places = sorted(found)
-    times = np.maximum.accumulate([found[place] for place in places]).tolist()
+    known = {offset: time for offset, time in found.items() if offset < end} | {end: last_ms}
+    places = list(map(int, known))
+    times = np.maximum.accumulate(list(known.values())).tolist()
     ends = dict(zip(times, places, strict=True))  # of several at one time, the last
-    return Growth([times[0] - 1, *ends], [start, *ends.values()])
+    return Growth([times[0] - 1, *ends], [places[0], *ends.values()])
 
 
-def _some(given: Sequence[Any], most: int) -> list[Any]:
-    if len(given) <= most:
-        return list(given)
-    return [given[int(place)] for place in np.linspace(0, len(given) - 1, most)]
-
-
-def growths(store: Store, definition: TableDefinition, samples: int = SAMPLES) -> list[Growth]:
-    """Samples of the logs of a table's first buckets.
+def growths(table: Table, samples: int = SAMPLES) -> list[Growth]:
+    """Samples of the logs of a table's first buckets, without empty ones.
 
     Raises:
         StoreError: A log can't be read.
     """
-    table = store.table(definition.name)
-    found = []
-    for bucket, (end, last_ms) in list(table.committed().items())[:BUCKETS_READ]:
-        growth = growth_of(table.bucket(bucket).log, end, last_ms, samples)
-        if growth is not None:
-            found.append(growth)
-    return found
+    ends = list(table.committed().items())[:BUCKETS_READ]
+    samples_of = {bucket: table.bucket(bucket).log.commit_times(samples) for bucket, _ in ends}
+    return [growth_of(samples_of[bucket], *end) for bucket, end in ends if samples_of[bucket]]
 
 
 def rate_facts(found: list[Growth]) -> dict[str, Any] | None:
@@ -129,11 +93,10 @@ class Lags:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
         self._positions = _positions(store)
-        self._growths: dict[TableId, list[Growth]] = {}
+        self._growths: dict[int, list[Growth]] = {}
 
-    def facts(self, definition: TableDefinition, name: str, now_ms: int) -> dict[str, Any] | None:
+    def facts(self, definition: Definition, name: str, now_ms: int) -> dict[str, Any] | None:
         """The lags of a consumer of a table; None if they are not known.
 
         Raises:
@@ -143,7 +106,7 @@ class Lags:
         if not positions or definition.buckets > BUCKETS_READ:
             return None
         if definition.id not in self._growths:
-            self._growths[definition.id] = growths(self._store, definition)
+            self._growths[definition.id] = growths(definition.table)
         logs = self._growths[definition.id]
         if len(logs) != definition.buckets:
             return None
@@ -167,16 +130,12 @@ def lag_html(facts: dict[str, Any] | None) -> Html | None:
     return curve(lags, words, "spark")
 
 
-def _positions(store: Store) -> dict[tuple[TableId, str], list[tuple[int, list[Offset]]]]:
+def _positions(store: Store) -> dict[tuple[int, str], list[tuple[int, list[Offset]]]]:
     """By table and consumer, when it committed which offsets, as far as the last edits of the catalog tell."""
-    journal = store.runtime.journal
-    since = max(store.runtime.catalog().txid - EDITS_READ, 0)
-    found = journal.edits_after(Txid(since))
-    if found is None:  # the journal begins later
-        begin = journal.segments()
-        found = journal.edits_after(Txid(begin[0] - 1)) if begin else None
-    positions: dict[tuple[TableId, str], list[tuple[int, list[Offset]]]] = {}
-    for data in found or []:
+    positions: dict[tuple[int, str], list[tuple[int, list[Offset]]]] = {}
+    with browse_catalog(store.path) as catalog:
+        stored = catalog.edits_after(max(store.txid - EDITS_READ, 0))
+    for data in stored:
         try:
             edit = edits.decode(data)
         except CorruptData:

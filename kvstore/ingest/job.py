@@ -54,6 +54,11 @@ class Job:
         """Name of the table that it loads into."""
         return self._home.journal.state().tables[self._record.status()[0]].name
 
+    @property
+    def writer(self) -> str:
+        """Name of the writer that applies its tasks; each task is one of its epochs, see :meth:`kvstore.Table.undo`."""
+        return writer_of(self._record.id)
+
     def show(self) -> JobStatus:
         """The job's current status, also if it runs in another process: offset, statistics, open task and history.
 

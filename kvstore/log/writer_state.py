@@ -17,9 +17,8 @@ from itertools import takewhile
 from kvstore.errors import OutOfOrderSequence, WriterFenced
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, Sequence, WriterId, next_sequence
 from logformat.log.batch import NAMED_WRITER, BatchHeader
-from logformat.log.writer_entry import WINDOW, RememberedBatch, WriterEntry, encode_snapshot
+from logformat.log.writer_entry import EXPIRY_MS, WINDOW, RememberedBatch, WriterEntry, encode_snapshot
 
-EXPIRY_MS = 7 * 24 * 3600 * 1000
 STEP_MS_MAX = 3600 * 1000
 """What the step from one commit timestamp to the next counts at most."""
 

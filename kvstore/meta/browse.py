@@ -1,20 +1,27 @@
-"""The stored edits of the journal, one by one, whether or not they make a valid catalog."""
+"""What the files of a catalog hold, image by image and edit by edit, whether or not they make a valid catalog.
+
+* The store need not open, and another process may write it: what it removes meanwhile is left out.
+* Edits are bytes as they are stored; decoding, which may fail for one of them, is left to the caller.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from kvstore.arguments import integer_within, path_of
 from kvstore.disk.environment import Environment, open_environment
-from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest, NotAStore
+from kvstore.disk.files import Files, refusals
+from kvstore.errors import CorruptImage, InvalidRequest, NotAStore, UnsupportedVersion
+from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES
 from logformat import paths
-from logformat.ids import Txid
+from logformat.catalog.image import Head
+from logformat.ids import OFFSET_MAX, Txid
 
 _KEY = struct.Struct(">q")
 
@@ -35,11 +42,47 @@ class SegmentFacts:
     edits: int
 
 
-class Browser:
-    """Reads the journal's segments and edits; made by :func:`browse`."""
+@dataclass(frozen=True, slots=True)
+class StoredImage:
+    """An image of the catalog.
 
-    def __init__(self, environment: Environment) -> None:
+    Attributes:
+        txid: The last edit in it, by the name of its file.
+        bytes: Size of the file.
+        head: Who made it, and when; None if it is damaged, or a newer version wrote it.
+        damage: Why it can't be read; None if all of it is valid.
+    """
+
+    txid: Txid
+    bytes: int
+    head: Head | None
+    damage: CorruptImage | UnsupportedVersion | None
+
+
+class CatalogBrowser:
+    """Reads the images of a catalog, and the segments and edits of its journal; made by :func:`browse_catalog`."""
+
+    def __init__(self, store: Path, environment: Environment) -> None:
+        self._images = store / paths.IMAGES
         self._environment = environment
+
+    def images(self) -> list[StoredImage]:
+        """All images, the newest first, each read and verified.
+
+        Raises:
+            StoreError: The directory can't be read.
+        """
+        found = []
+        with refusals(self._images):
+            for txid in image.txids(self._images):
+                path = paths.image_file(self._images, txid)
+                with suppress(FileNotFoundError):  # a checkpoint removed it meanwhile
+                    size = path.stat().st_size
+                    try:
+                        found.append(StoredImage(txid, size, image.verify(path), None))
+                    except (CorruptImage, UnsupportedVersion) as error:
+                        found.append(StoredImage(txid, size, None, error))
+        return found
 
     def segments(self) -> list[SegmentFacts]:
         """All segments, in order."""
@@ -66,6 +109,12 @@ class Browser:
             raise InvalidRequest("The journal has no segment with this first edit; see `kvstore meta ls`.", first=first)
         yield from self._from(facts.name, 0)
 
+    def edits_after(self, txid: int) -> list[bytes]:
+        """Stored bytes of the edits after one, in order, or from the first one that the journal still has."""
+        txid = integer_within("txid", txid, 0, OFFSET_MAX - 1)
+        segments = [each for each in self.segments() if each.last is not None and each.last > txid]
+        return [data for each in segments for _, data in self._from(each.name, txid + 1)]
+
     def edit(self, txid: int) -> bytes:
         """Stored bytes of an edit.
 
@@ -89,19 +138,27 @@ class Browser:
 
 
 @contextmanager
-def browse(store: Path, files: Files) -> Iterator[Browser]:
-    """Open the journal of a store, without the store.
+def browse_catalog(store: Path | str, files: Files | None = None) -> Iterator[CatalogBrowser]:
+    """Read the files of a store's catalog, without opening the store; leaving the context closes them.
+
+    For programs that inspect a store, also one that can't be opened. :func:`logformat.catalog.edits.decode` reads the
+    bytes of an edit: a change of a table, writer, consumer, replica or job, and its time.
+
+    Args:
+        store: Directory of the store.
+        files: The disk, for tests.
 
     Raises:
         NotAStore: There is no journal.
         CorruptData: The file is too damaged for LMDB to open.
     """
+    path = path_of(store)
     try:
-        environment = open_environment(store / paths.JOURNAL, files, map_bytes=MAP_BYTES, read_only=True)
+        environment = open_environment(path / paths.JOURNAL, files or Files(), map_bytes=MAP_BYTES, read_only=True)
     except FileNotFoundError as error:
-        raise NotAStore("There is no journal of a catalog here; check the path.", path=store) from error
+        raise NotAStore("There is no journal of a catalog here; check the path.", path=path) from error
     with closing(environment):
-        yield Browser(environment)
+        yield CatalogBrowser(path, environment)
 
 
 def _txid(key: bytes) -> Txid:

@@ -83,6 +83,14 @@ class TableConsumers:
             if consumer.until_ms is None
         }
 
+    def leases(self) -> dict[str, tuple[dict[int, int], int]]:
+        """Leases: by name, the position by bucket, and when it expires (ms)."""
+        return {
+            name: (dict(enumerate(consumer.offsets)), consumer.until_ms)
+            for name, consumer in sorted(self.named.items())
+            if consumer.until_ms is not None
+        }
+
     def reader_positions(self, bucket: BucketId, now_ms: int) -> list[Offset]:
         """Positions of all consumers in a bucket, without expired leases."""
         return [consumer.offsets[bucket] for consumer in self.named.values() if not consumer.is_over(now_ms)]

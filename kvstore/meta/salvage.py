@@ -17,7 +17,7 @@ from kvstore.disk.files import Files
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, CorruptImage
 from kvstore.meta import image
-from kvstore.meta.browse import browse
+from kvstore.meta.browse import browse_catalog
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_files import AboutDefinition, FoundTables, TableFiles, has_changes, lost_edits
 from logformat import paths
@@ -169,7 +169,7 @@ def _edits(store: Path, files: Files, found: Salvaged) -> dict[Txid, Edit]:
 
 
 def _stored(store: Path, files: Files) -> Iterator[tuple[Txid, bytes]]:
-    with browse(store, files) as browser:
+    with browse_catalog(store, files) as browser:
         for segment in browser.segments():
             if segment.first is not None:
                 yield from browser.edits(segment.first)

@@ -12,7 +12,9 @@ from typing import NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.read.scan import check_filter
 from logformat.rows.json_form import from_text
 from logformat.rows.python_values import MISFITS
 
@@ -27,13 +29,25 @@ _DEPTH_MAX = 50
 _COMPARED = {"=": "==", "<>": "!="}
 
 
-def parsed(text: str | None, schema: pa.Schema) -> pc.Expression | None:
-    """The filter of a text; None for None.
+def parse_filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
+    """A condition as text, as the filter of a scan: ``parse_filter("size > 100 and path like 'src/%'", t.schema)``.
+
+    The language is that of ``--where`` on the command line. Nothing of the text is executed.
+
+    Args:
+        text: The condition; None for none.
+        schema: Columns that it may use; their types say how its values are read.
 
     Raises:
         InvalidRequest: It is no condition on these columns. The message has the place.
     """
-    return None if text is None else _Parser(text, schema).whole()
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise InvalidRequest("A condition is a text, such as \"n > 3 and name = 'x'\".", given=shown(text))
+    found = _Parser(text, schema).whole()
+    check_filter(found, schema)
+    return found
 
 
 class _Parser:

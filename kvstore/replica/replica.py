@@ -20,6 +20,7 @@ from kvstore.errors import CorruptData, UnsupportedOperation
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
+from kvstore.replica.objects import StreamObjects, objects_of
 from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
@@ -68,16 +69,15 @@ class ReplicaReport:
     def __bool__(self) -> bool:
         return not self.findings
 
-
-def report_facts(name: str, report: ReplicaReport) -> dict[str, Any]:
-    """The status of a replica in JSON: lags as numbers, and times in ISO 8601."""
-    facts = asdict(report) | {"behind": sum(report.behind.values())}
-    facts["findings"] = msgspec.to_builtins(report.findings)
-    del facts["edits"]
-    for each in ("as_of", "checked"):
-        moment = facts.pop(f"{each}_ms")
-        facts[each] = None if moment is None else time_text(moment)
-    return {"name": name, **facts, "edits_behind": report.edits - report.edits_shipped}
+    def to_json(self) -> dict[str, Any]:
+        """The report as ``kvstore replica ls --json`` prints it: lags as numbers, and times in ISO 8601."""
+        facts = asdict(self) | {"behind": sum(self.behind.values())}
+        facts["findings"] = msgspec.to_builtins(self.findings)
+        del facts["edits"]
+        for each in ("as_of", "checked"):
+            moment = facts.pop(f"{each}_ms")
+            facts[each] = None if moment is None else time_text(moment)
+        return {**facts, "edits_behind": self.edits - self.edits_shipped}
 
 
 class Replica:
@@ -169,6 +169,27 @@ class Replica:
         return ReplicaReport(
             self.url, status.findings, status.checked_ms, behind, status.as_of_ms, edits_shipped=shipped, edits=edits
         )
+
+    def status(self) -> ReplicaStatus:
+        """What the catalog of the store has of the replica: streams and offsets that were shipped, and findings.
+
+        Raises:
+            InvalidRequest: The replica was removed.
+        """
+        return self._status()
+
+    def objects(self, stream: str, most: int) -> StreamObjects:
+        """The objects of a stream, as the replica lists them now; asks once, without trying again.
+
+        Args:
+            stream: ``catalog``, or that of a bucket such as ``tables/1/0``.
+            most: Objects that are listed at most, up to a million; with more, it is not known what is missing.
+
+        Raises:
+            InvalidRequest: The replica was removed, has nothing of such a stream, or ``most`` is no such number.
+            Unavailable: The replica can't be reached.
+        """
+        return objects_of(self._status(), stream, most)
 
     def followers(self) -> list[FollowerStatus]:
         """The last status of each copy that follows the replica; a copy that was removed stays in the list.

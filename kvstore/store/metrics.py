@@ -40,10 +40,11 @@ def metrics(runtime: StoreRuntime, format: Format) -> Metrics | str:
 
 
 def prometheus_text(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> str:
-    """Metrics in the text format of Prometheus, version 0.0.4.
+    """Metrics in the text format of Prometheus, version 0.0.4, as :meth:`kvstore.Store.metrics` returns them.
 
     Args:
-        about: For each metric its kind, the names of its labels, and what it is.
+        found: Values by name of the metric, and by its labels, as far as it has any: ``{"lag": {"reader": 3}}``.
+        about: For each metric its kind (such as ``gauge``), the names of its labels, and what it is.
     """
     return "".join(_lines(found, about))
 
@@ -63,7 +64,7 @@ def _found(runtime: StoreRuntime) -> Metrics:
         "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
         "kvstore_checkpoint_seconds": asdict(runtime.meter.checkpoint.read()),
         "kvstore_consumer_lag_changes": consumer_lags(runtime),
-        "kvstore_replica_lag_edits": registry.lags(runtime),
+        "kvstore_replica_lag_edits": _replica_lags(runtime),
     }
 
 
@@ -81,6 +82,13 @@ def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
             lag = sum(max(0, end - positions[bucket]) for bucket, end in enumerate(ends))
             found.setdefault(name, {})[catalog.tables[id].name] = lag
     return found
+
+
+def _replica_lags(runtime: StoreRuntime) -> dict[str, int]:
+    try:
+        return registry.lags(runtime)
+    except StoreError:
+        return {}  # `check` and `Store.health` say what can't be read
 
 
 def _lines(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> Iterator[str]:

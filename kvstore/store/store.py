@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, overload
 
-from kvstore.arguments import column_names, integer_within, path_of, printable, shown
+from kvstore.arguments import column_names, integer, integer_within, path_of, printable, shown
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
-from kvstore.commit.consumers import Consumer, Consumers
+from kvstore.commit.consumers import Consumer, Consumers, Lease
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.ingest import creation
@@ -121,6 +121,16 @@ class Store(AlteredTables, ReadStore):
         """Directory of the store."""
         return self.runtime.path
 
+    @property
+    def txid(self) -> int:
+        """Number of the last edit of the catalog, which counts every one.
+
+        Raises:
+            CorruptImage, UnsupportedVersion: The catalog can't be loaded.
+        """
+        self._session.check_open()
+        return self.runtime.catalog().txid
+
     def create_table(
         self,
         name: str,
@@ -212,6 +222,18 @@ class Store(AlteredTables, ReadStore):
             self._session.tables[table] = opened.catalog
         return table
 
+    def table_by_id(self, id: int) -> Table:
+        """A table by its id, which stays when it is renamed and is never used again; see :attr:`Table.identity`.
+
+        Raises:
+            NoSuchTable: The store has no table of this id.
+        """
+        self._session.check_open()
+        definition = self.runtime.catalog().tables.get(TableId(integer("id", id)))
+        if definition is None:
+            raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=id)
+        return self.table(definition.name)
+
     def __repr__(self) -> str:
         try:
             tables = ", ".join(self.list_tables()) or "no tables"
@@ -278,6 +300,21 @@ class Store(AlteredTables, ReadStore):
         for id, consumers in catalog.consumers.items():
             for name, offsets in consumers.lasting().items():
                 found.setdefault(name, {})[catalog.tables[id].name] = offsets
+        return found
+
+    @property
+    def leases(self) -> dict[str, dict[str, Lease]]:
+        """Readers that are registered for a while, by name and table; see :meth:`kvstore.Table.lease`.
+
+        A lease that has ended is kept until the next process registers a reader of its table.
+        """
+        self._session.check_open()
+        catalog, now_ms = self.runtime.catalog(), self.runtime.clock.now_ms()
+        found: dict[str, dict[str, Lease]] = {}
+        for id, consumers in catalog.consumers.items():
+            for name, (offsets, until_ms) in consumers.leases().items():
+                lease = Lease(offsets, until_ms, until_ms <= now_ms)
+                found.setdefault(name, {})[catalog.tables[id].name] = lease
         return found
 
     def drop_consumer(self, name: str) -> None:
@@ -520,14 +557,8 @@ class Store(AlteredTables, ReadStore):
         runtime, session = self.runtime, self._session
         return Home(
             *(runtime.path, runtime.files, runtime.clock, runtime.journal),
-            *(self._table_of, session.check_open, session.check_writable),
+            *(self.table_by_id, session.check_open, session.check_writable),
         )
-
-    def _table_of(self, id: TableId) -> Table:
-        definition = self.runtime.catalog().tables.get(id)
-        if definition is None:
-            raise NoSuchTable("The job's table was dropped.", table_id=id)
-        return self.table(definition.name)
 
 
 def table_name(name: str) -> str:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from kvstore.arguments import integer, shown
+from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest
-from kvstore.log.segments import LogFiles
+from kvstore.history.bucket_log import BucketLog
+from kvstore.history.bucket_status import BucketStatus, status_of
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import answer_of
+from kvstore.read.bucket_rows import BucketRows, bucket_rows
+from kvstore.read.scan import SCAN_ROWS
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.results import AppendResult
 from kvstore.table.access import Access
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
+from logformat.log.writer_entry import WriterEntry
 from logformat.rows.changes import Changes
+from logformat.rows.intake import Keys
 
 
 class Bucket:
-    """A bucket's changes, one batch at a time.
+    """A bucket of a table: its changes, one batch at a time, its rows from a key on, its log.
 
     Made by :meth:`kvstore.table.table.Table.bucket`.
 
@@ -158,11 +165,62 @@ class Bucket:
         self._current()
         return self.handle.remembered_from()
 
-    @property
-    def log(self) -> LogFiles:
-        """The log's files, for reading up to the end that :meth:`kvstore.Table.offsets` says."""
+    def status(self) -> BucketStatus:
+        """How much is in the bucket, as every process sees it: rows, offsets and bytes.
+
+        Raises:
+            CorruptData: The index or the log is damaged.
+        """
+        counted = self._current().options.changelog_image != "wal"
+        return status_of(self.handle, counted=counted)
+
+    def writers(self) -> dict[int, WriterEntry]:
+        """What the bucket remembers of each writer, by its id: its last five batches, and their incarnation.
+
+        Raises:
+            CorruptData: The index is damaged.
+        """
         self._current()
-        return self.handle.log
+        with self.handle.snapshot() as view:
+            return {int(id): entry for id, entry in view.writers().items()}
+
+    def scan(
+        self,
+        columns: Several[str] | None = None,
+        *,
+        key: Keys = None,
+        after: Keys = None,
+        as_of: int | dt.datetime | None = None,
+        batch_rows: int = SCAN_ROWS,
+    ) -> AbstractContextManager[BucketRows]:
+        """Read rows of the bucket in the order of its index, from a key on; leaving the context ends the read.
+
+        For programs that show rows page by page: the next page begins after the last key of this one.
+
+        Args:
+            columns: Columns to return, in this order; all if None.
+            key: Only the row of this key.
+            after: Only rows that come after this key, whether or not it is there.
+            as_of: An offset of the bucket, or a time; see :meth:`kvstore.Table.scan`.
+            batch_rows: Largest number of rows of a batch.
+
+        Raises:
+            InvalidRequest: An argument is not possible.
+            UnsupportedOperation: A log table has no rows; or the changelog is a WAL image, which has no earlier rows.
+            SchemaMismatch: There is no such column, or a key does not fit.
+            OffsetOutOfRange: The log does not reach back to the time. The iterator raises it for an offset.
+            CorruptData: A row or a change is damaged; the iterator raises it.
+        """
+        self._current()
+        names = None if columns is None else column_names("columns", columns)
+        rows = integer_within("batch_rows", batch_rows, 1, SCAN_ROWS)
+        return bucket_rows(self.handle, self._current, names, key, after, as_of, rows)
+
+    @property
+    def log(self) -> BucketLog:
+        """The log of the bucket: its segments, batches and times."""
+        self._current()
+        return BucketLog(self.handle, self._catalog)
 
     def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
         if definition.buckets > 1 and definition.bucket_key is not None:

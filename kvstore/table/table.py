@@ -18,7 +18,7 @@ from kvstore.history.undoing import Undo, undo_of
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meta.writers import NamedWriter
+from kvstore.meta.writers import NamedWriter, OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import spread
@@ -36,7 +36,7 @@ from kvstore.table.conditional import Decide, apply_if, deletion, replacement, s
 from kvstore.table.open_table import OpenTable
 from kvstore.table.parts import TableParts
 from kvstore.table.read_table import ReadTable
-from logformat.ids import OFFSET_MAX, BucketId, SchemaId
+from logformat.ids import OFFSET_MAX, BucketId, SchemaId, WriterId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.given import row_of
@@ -326,6 +326,18 @@ class Table(ReadTable):
         """Named writers: what they send, and under which id and epoch."""
         self._reading.current()
         return self._opened.writers.named()
+
+    @property
+    def fenced_writers(self) -> frozenset[WriterId]:
+        """Ids of writers that lost their name: it was dropped or taken over. They never write again."""
+        self._reading.current()
+        return self._catalog.writers().former
+
+    @property
+    def open_commits(self) -> tuple[OpenCommit, ...]:
+        """Commits that some buckets may not have yet, the oldest first; the next process that writes completes them."""
+        self._reading.current()
+        return self._catalog.writers().commits
 
     def by_bucket(
         self, changes: Changes, other: int = 0, overwrite: bool = False, schema_id: int | None = None

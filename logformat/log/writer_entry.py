@@ -13,6 +13,9 @@ from logformat.ids import Epoch, Offset, Sequence, WriterId
 WINDOW = 5
 """Number of batches remembered of each writer, and so the limit of its batches in flight."""
 
+EXPIRY_MS = 7 * 24 * 3600 * 1000
+"""Counted time after which a writer without a name is forgotten."""
+
 WRITERS_BYTES_MAX = 1 << 27
 """A writer snapshot: of 800,000 writers."""
 

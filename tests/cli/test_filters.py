@@ -7,11 +7,13 @@ from contextlib import suppress
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, strategies as st
 
+import kvstore
 from kvstore.errors import InvalidRequest
-from kvstore.read.conditions import parsed
+from kvstore.read.conditions import parse_filter
 
 SCHEMA = pa.schema(
     {
@@ -93,7 +95,7 @@ ROWS = pa.Table.from_pylist(
 )
 def test_a_condition_selects_rows(text: str, found: list[int]) -> None:
     expected = [ROWS.slice(at, 1).to_pylist()[0] for at in found]
-    assert ROWS.filter(parsed(text, SCHEMA)).to_pylist() == expected
+    assert ROWS.filter(parse_filter(text, SCHEMA)).to_pylist() == expected
 
 
 @pytest.mark.parametrize(
@@ -129,11 +131,20 @@ def test_a_condition_selects_rows(text: str, found: list[int]) -> None:
 )
 def test_other_texts_are_refused(text: str, word: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        parsed(text, SCHEMA)
+        parse_filter(text, SCHEMA)
     assert word in str(refused.value)
+
+
+def test_a_condition_on_values_that_have_no_order_is_refused_before_rows_are_read() -> None:
+    schema = pa.schema([("tags", pa.list_(pa.int64()))])
+    for text in ("tags = '[1]'", "tags < '[1]'"):
+        with pytest.raises(InvalidRequest, match="filter can't be used"):
+            kvstore.parse_filter(text, schema)
+    with pytest.raises(InvalidRequest, match="A condition is a text"):
+        kvstore.parse_filter(pc.field("tags").is_null(), schema)
 
 
 @given(st.text("n=<>()' and or not in like 12\"s,%", max_size=30))
 def test_any_text_is_a_condition_or_refused(text: str) -> None:
     with suppress(InvalidRequest):
-        ROWS.filter(parsed(text, SCHEMA))
+        ROWS.filter(parse_filter(text, SCHEMA))

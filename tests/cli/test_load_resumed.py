@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 from kvstore.clock import SystemClock
-from kvstore.log.writer_state import EXPIRY_MS
+from logformat.log.writer_entry import EXPIRY_MS
 from tests.cli.commands import ROOT, SMALL_BATCHES, changes, fine, process, run, small_batches
 
 ROWS, BATCH = 47, 5

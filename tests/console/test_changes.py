@@ -14,6 +14,7 @@ from starlette.testclient import TestClient
 
 import kvstore
 from kvstore.console.query import Query
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.live import Tail
 from tests.cli.commands import fine
 from tests.console.browser import api, asking, page
@@ -154,7 +155,7 @@ def test_a_page_at_the_end_of_the_log_can_follow_it(client: TestClient) -> None:
 def test_a_tail_gives_each_change_once_and_leaves_out_what_is_too_much(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", {"k": "int64", "v": "int64"}, primary_key="k")
-        definition = store.runtime.catalog().tables[1]
+        definition = Definition.of(table)
         every = Tail.of(store, definition, Query())
         deletes = Tail.of(store, definition, Query([("kind", "delete")]))
         assert every.step(store) is None

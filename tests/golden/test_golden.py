@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
+from kvstore.log.writer_state import STEP_MS_MAX
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
+from logformat.log.writer_entry import EXPIRY_MS
 from tests.golden.description import described
 from tests.golden.write import KEYED
 from tests.support.clocks import SetClock

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.errors import OutOfOrderSequence, WriterFenced
-from kvstore.log.writer_state import EXPIRY_MS, WriterStates
+from kvstore.log.writer_state import WriterStates
 from logformat.ids import SEQUENCE_MAX, Epoch, Offset, Sequence, WriterId
 from logformat.log.batch import NAMED_WRITER, BatchHeader
-from logformat.log.writer_entry import WINDOW, RememberedBatch, decode_snapshot
+from logformat.log.writer_entry import EXPIRY_MS, WINDOW, RememberedBatch, decode_snapshot
 
 WRITER = WriterId(5)
 

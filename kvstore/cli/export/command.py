@@ -35,7 +35,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest
 from kvstore.ingest.formats import COMPRESSIONS, SUFFIXES, Format
 from kvstore.read.changelog import End, Start
-from kvstore.read.conditions import parsed
+from kvstore.read.conditions import parse_filter
 
 _TEXTS = (Format.CSV, Format.JSONL)
 
@@ -85,7 +85,7 @@ def export(
             schema, total = table.changelog_schema(wanted), _changes(table, first, last)
             batches: Iterator[pa.RecordBatch] = iter(table.changelog(first, last, columns=wanted))
         else:
-            filter = parsed(where, table.schema)
+            filter = parse_filter(where, table.schema)
             scanned = table.scan(names_of(columns), filter=filter, as_of=as_of(place))
             schema, batches = scanned.schema, iter(scanned)
             total = count_of(table) if filter is None and place is None else None

@@ -64,7 +64,7 @@ def _writer_id(load: bytes, first: int) -> int:
 
 def _forgotten(bucket: kvstore.Bucket) -> dict[int, int]:
     """Last sequences of writers in the part of the log whose writers may be forgotten."""
-    end, log = Offset(bucket.remembered_from()), bucket.log
+    end, log = Offset(bucket.remembered_from()), bucket.handle.log
     return {
         header.writer_id: header.batch_sequence
         for segment, stop in segments(log, end)

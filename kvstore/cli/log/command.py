@@ -28,7 +28,7 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
         table = store.table(name)
         found = []
         for each in range(table.buckets) if bucket is None else [bucket]:
-            log = table.bucket(each).log
+            log = table.bucket(each).handle.log
             for segment, stop in segments(log, Offset(table.offsets()[each][1])):
                 # Times never decrease from batch to batch.
                 times = [header.commit_timestamp for _, header in headers(segment, stop)]
@@ -73,7 +73,7 @@ def show(
         table = store.table(name)
         if bucket is None and table.buckets > 1:
             raise InvalidRequest("Each bucket has its own log; choose a bucket with --bucket.", buckets=table.buckets)
-        log = table.bucket(bucket or 0).log
+        log = table.bucket(bucket or 0).handle.log
         first, end = table.offsets()[bucket or 0]
         start = first if start is None else start
         if not first <= start <= end - (offset is not None):

@@ -10,9 +10,8 @@ import typer
 from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_records
 from kvstore.clock import time_text
-from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
-from kvstore.meta.browse import browse
+from kvstore.meta.browse import browse_catalog
 from logformat.catalog import edits
 from logformat.ids import Txid
 from logformat.urls import without_credentials
@@ -30,7 +29,7 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the journals of the catalog's edits, or the edits in one."""
-    with browse(path, Files()) as found:
+    with browse_catalog(path) as found:
         if journal is None:
             listed = [
                 {"journal": each.first, "last": each.last, "edits": each.edits, "name": each.name}
@@ -62,7 +61,7 @@ def show(
 
     Exit code 1 if it is damaged, or a newer version wrote it.
     """
-    with browse(path, Files()) as found:
+    with browse_catalog(path) as found:
         facts = facts_of(Txid(txid), found.edit(txid))
     if as_json:
         print_json(facts)

@@ -23,7 +23,7 @@ from kvstore.cli.arguments import (
     start_of,
 )
 from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
-from kvstore.read.conditions import parsed
+from kvstore.read.conditions import parse_filter
 from kvstore.read.lookup import FOUND
 
 
@@ -68,7 +68,7 @@ def scan(
     """
     with opened(path) as store:
         table = store.table(name)
-        filter = parsed(where, table.schema)
+        filter = parse_filter(where, table.schema)
         reader = table.scan(names_of(columns), filter=filter, limit=limit, as_of=as_of(place))
         print_batches(reader, reader.schema, as_json=as_json)
 

@@ -19,7 +19,7 @@ from kvstore.cli.table.given_rows import STANDARD_INPUT, Delimiter, FormatGiven,
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.ingest.formats import Format
 from kvstore.ingest.tasks import columns_of
-from kvstore.read.conditions import parsed
+from kvstore.read.conditions import parse_filter
 from logformat.log.change import ChangeType
 
 
@@ -103,7 +103,7 @@ def delete(
         table = store.table(name).with_fixed_columns()
         if table.primary_key is None:
             raise UnsupportedOperation("A log table has no key, and its rows can't be deleted.", table=name)
-        filter = parsed(where, table.schema)
+        filter = parse_filter(where, table.schema)
         done = table.delete(_keys(table, key or [])) if filter is None else table.delete(where=filter)
         deleted = _deletes_of(table, done)
     if as_json:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvstore import CatalogBrowser, StoredImage, browse_catalog
 from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, printed, tag, url
@@ -15,11 +16,7 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.values import LETTERS_MAX
-from kvstore.disk.files import Files, refusals
-from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError
-from kvstore.meta import image
-from kvstore.meta.browse import Browser, browse
-from logformat import paths
+from kvstore.errors import CorruptData, InvalidRequest, StoreError
 from logformat.catalog import edits
 from logformat.ids import Txid
 from logformat.urls import without_credentials
@@ -29,7 +26,8 @@ EDITS_SHOWN = 50
 
 def catalog_page(store: Path, query: Query) -> Page:
     """Images, segments of the journal, and the newest edits, or those before the edit ``before``."""
-    with browse(store, Files()) as found:
+    with browse_catalog(store) as found:
+        images = attempt(lambda: [_image(each) for each in found.images()])
         segments = [asdict(each) for each in found.segments()]
         txids = [each[end] for each in segments for end in ("first", "last") if each[end] is not None]
         oldest, newest = (min(txids), max(txids)) if txids else (1, 0)
@@ -37,7 +35,7 @@ def catalog_page(store: Path, query: Query) -> Page:
         shown = range(top, max(oldest - 1, top - EDITS_SHOWN), -1)
         listed = [_listed(found, each) for each in shown]
     facts = {
-        "images": attempt(lambda: _images(store)),
+        "images": images,
         "journal": segments,
         "edits": listed,
     }
@@ -49,7 +47,7 @@ def catalog_page(store: Path, query: Query) -> Page:
     def body() -> Html:
         return tag(
             "div",
-            tag("section", tag("h2", "Images"), _images_html(facts["images"])),
+            tag("section", tag("h2", "Images"), _images_html(images)),
             tag("section", tag("h2", "Journal"), _segments_html(segments)),
             tag("section", tag("h2", "Edits, the newest first"), _search(), _edits_html(listed), pager(**links)),
         )
@@ -64,7 +62,7 @@ def edit_page(store: Path, query: Query) -> Page:
     txid = query.number("txid")
     if txid is None:
         raise InvalidRequest("Name an edit by `txid`.")
-    with browse(store, Files()) as found:
+    with browse_catalog(store) as found:
         facts = _edit(found, txid)
 
     def body() -> Html:
@@ -80,14 +78,14 @@ def edit_page(store: Path, query: Query) -> Page:
     return Page(f"Edit {txid:,} of the catalog", facts, body, line, url("/api/catalog/edit", txid=txid), tab="catalog")
 
 
-def _listed(found: Browser, txid: int) -> dict[str, Any]:
+def _listed(found: CatalogBrowser, txid: int) -> dict[str, Any]:
     try:
         return _edit(found, txid)
     except StoreError as error:  # the others can still be shown
         return {"txid": txid, "content": error_facts(error)}
 
 
-def _edit(found: Browser, txid: int) -> dict[str, Any]:
+def _edit(found: CatalogBrowser, txid: int) -> dict[str, Any]:
     data = found.edit(txid)
     try:
         edit = edits.decode(data)
@@ -102,22 +100,13 @@ def _edit(found: Browser, txid: int) -> dict[str, Any]:
     return {"txid": Txid(txid), "content": content}
 
 
-def _images(store: Path) -> list[dict[str, Any]]:
-    """The images, the newest first, each read and verified."""
-    found, directory = [], store / paths.IMAGES
-    with refusals(directory):
-        for txid in image.txids(directory):
-            path = paths.image_file(directory, txid)
-            try:
-                head = image.verify(path)
-                made = {"created": time_text(head.created_ms), "epoch": head.epoch, "leader": head.leader.name or None}
-                found.append({"txid": txid, "bytes": path.stat().st_size, **made, "checksums": "valid"})
-            except FileNotFoundError:
-                continue  # a checkpoint removed it meanwhile
-            except CorruptImage as error:
-                nothing = dict.fromkeys(("bytes", "created", "epoch", "leader"))
-                found.append({"txid": txid, **nothing, "checksums": printed(str(error))})
-    return found
+def _image(found: StoredImage) -> dict[str, Any]:
+    if found.head is None:
+        nothing = dict.fromkeys(("bytes", "created", "epoch", "leader"))
+        return {"txid": found.txid, **nothing, "checksums": printed(str(found.damage))}
+    head = found.head
+    made = {"created": time_text(head.created_ms), "epoch": head.epoch, "leader": head.leader.name or None}
+    return {"txid": found.txid, "bytes": found.bytes, **made, "checksums": "valid"}
 
 
 def _images_html(images: Any) -> Html:

@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
-from kvstore.clock import time_text
+from kvstore import Lease, Store
+from kvstore.clock import SystemClock, time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.rates import Lags, lag_html
-from kvstore.meta.consumers import NO_CONSUMERS, NamedConsumer
-from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.store.store import Store
+from kvstore.console.table.definition import Definition, definitions
+from kvstore.errors import NoSuchTable
 
 READERS_SHOWN = 50
 BUCKETS_SHOWN = 20
 """Buckets whose positions are on the page; JSON has all."""
 
 
+@dataclass(frozen=True)
+class Reader:
+    """A consumer or a lease of a table, which a page calls readers.
+
+    Attributes:
+        offsets: The next offset to read of each bucket.
+        lease: None for a consumer.
+    """
+
+    name: str
+    table: str
+    offsets: dict[int, int]
+    lease: Lease | None
+
+
 def consumers_page(store: Store, query: Query) -> Page:
     """Consumers, leases and streams of all tables; ``q`` is a part of the name of one or of its table."""
-    state, words, number = store.runtime.catalog(), query.text("q"), query.number("page", least=1) or 1
-    readers, streams = _readers(state, words), _streams(state, words)
+    words, number = query.text("q"), query.number("page", least=1) or 1
+    readers, streams = _readers(store, words), _streams(store, words)
     first = (number - 1) * READERS_SHOWN
     lags, path = Lags(store), "/consumers"
     facts: dict[str, Any] = {
         "readers_all": len(readers),
         "readers": [
-            _facts(store, definition, name, each, lags)
-            for definition, name, each in readers[first : first + READERS_SHOWN]
+            _facts(each, definition, lags)
+            for each in readers[first : first + READERS_SHOWN]
+            for definition in definitions(store, [each.table])
         ],
         "streams_all": len(streams),
         "streams": streams[first : first + READERS_SHOWN],
@@ -61,58 +79,58 @@ def consumers_page(store: Store, query: Query) -> Page:
     return Page("Consumers", facts, body, line, api, tab="consumers")
 
 
-def _readers(state: CatalogState, words: str | None) -> list[tuple[TableDefinition, str, NamedConsumer]]:
-    wanted = (words or "").casefold()
+def _matches(words: str | None, *names: str) -> bool:
+    return any((words or "").casefold() in each.casefold() for each in names)
+
+
+def _readers(store: Store, words: str | None) -> list[Reader]:
+    found = [Reader(name, table, offsets, None)
+             for name, tables in store.consumers.items() for table, offsets in tables.items()]  # fmt: skip
+    found += [Reader(name, table, lease.offsets, lease)
+              for name, tables in store.leases.items() for table, lease in tables.items()]  # fmt: skip
     return sorted(
-        (
-            (definition, name, each)
-            for id, definition in state.tables.items()
-            for name, each in state.consumers.get(id, NO_CONSUMERS).named.items()
-            if wanted in name.casefold() or wanted in definition.name.casefold()
-        ),
-        key=lambda found: (found[0].name, found[1]),
+        (each for each in found if _matches(words, each.name, each.table)), key=lambda each: (each.table, each.name)
     )
 
 
-def _facts(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, lags: Lags) -> dict[str, Any]:
-    kind = "consumer" if each.until_ms is None else "lease"
+def _facts(each: Reader, definition: Definition, lags: Lags) -> dict[str, Any]:
     return {
-        "name": name,
+        "name": each.name,
         "table": definition.name,
         "table_id": definition.id,
-        "kind": kind,
-        "until": None if each.until_ms is None else time_text(each.until_ms),
-        "expired": each.is_over(store.runtime.clock.now_ms()),
-        "positions": list(each.offsets),
-        "status": attempt(lambda: _lag(store, definition, name, each, lags)),
+        "kind": "consumer" if each.lease is None else "lease",
+        "until": None if each.lease is None else time_text(each.lease.until_ms),
+        "expired": each.lease is not None and each.lease.is_over,
+        "positions": list(each.offsets.values()),
+        "status": attempt(lambda: _lag(each, definition, lags)),
     }
 
 
-def _lag(store: Store, definition: TableDefinition, name: str, each: NamedConsumer, lags: Lags) -> dict[str, Any]:
-    ends = [handle.log_end() for handle in store.runtime.open_table(definition).handles]
-    now = [max(0, end - at) for end, at in zip(ends, each.offsets, strict=True)]
-    over_time = lags.facts(definition, name, store.runtime.clock.now_ms())
+def _lag(each: Reader, definition: Definition, lags: Lags) -> dict[str, Any]:
+    ends = [definition.table.bucket(bucket).log.end() for bucket in each.offsets]
+    now = [max(0, end - at) for end, at in zip(ends, each.offsets.values(), strict=True)]
+    over_time = lags.facts(definition, each.name, SystemClock().now_ms())
     return {"log_ends": ends, "lags": now, "lag": sum(now), "over_time": over_time}
 
 
-def _streams(state: CatalogState, words: str | None) -> list[dict[str, Any]]:
+def _streams(store: Store, words: str | None) -> list[dict[str, Any]]:
     """Writers of epochs that a run counts, such as the streaming queries of Spark; ingestion jobs have no run."""
-    wanted = (words or "").casefold()
     found = []
-    for id, definition in state.tables.items():
-        for name, writer in state.writers_of(id).named.items():
-            matches = wanted in name.casefold() or wanted in definition.name.casefold()
-            if writer.kind == "epochs" and writer.run is not None and matches:
-                found.append(
-                    {
-                        "writer": name,
-                        "table": definition.name,
-                        "table_id": definition.id,
-                        "writer_id": writer.writer_id,
-                        "run": writer.run,
-                        "first_epoch": writer.first_epoch,
-                    }
-                )
+    for table in store.list_tables():
+        with suppress(NoSuchTable):  # it was dropped meanwhile
+            opened = store.table(table)
+            found += [
+                {
+                    "writer": name,
+                    "table": table,
+                    "table_id": opened.identity[1],
+                    "writer_id": writer.writer_id,
+                    "run": writer.run,
+                    "first_epoch": writer.first_epoch,
+                }
+                for name, writer in opened.writers.items()
+                if writer.kind == "epochs" and writer.run is not None and _matches(words, name, table)
+            ]
     return sorted(found, key=lambda each: (each["table"], each["writer"]))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from kvstore import Store
 from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
@@ -13,7 +14,6 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.errors import InvalidRequest
-from kvstore.store.store import Store
 from logformat.urls import without_credentials
 
 JOBS_SHOWN = 50

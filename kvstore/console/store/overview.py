@@ -5,17 +5,17 @@ from __future__ import annotations
 import shutil
 from typing import Any
 
+from kvstore import Store
 from kvstore.console.commands import command
 from kvstore.console.html import Html, printed, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.console.rates import rate_html
+from kvstore.console.table.definition import definitions
 from kvstore.console.table.tables import key_text, matching, summary
 from kvstore.console.values import LETTERS_MAX
 from kvstore.errors import StoreError
-from kvstore.store.metrics import consumer_lags
-from kvstore.store.store import Store
 
 TABLES_SHOWN = 50
 SAMPLES = 12
@@ -35,11 +35,11 @@ def overview(store: Store, query: Query) -> Page:
         "store": {
             "path": printed(str(store.path)),
             "tables": len(store.list_tables()),
-            "catalog_edits": store.runtime.catalog().txid,
+            "catalog_edits": store.txid,
             "disk_free_bytes": _free_bytes(store),
         },
         "attention": _attention(store, replicas, jobs),
-        "tables": [summary(store, each, SAMPLES) for each in found[first : first + TABLES_SHOWN]],
+        "tables": [summary(each, SAMPLES) for each in definitions(store, found[first : first + TABLES_SHOWN])],
         "tables_found": len(found),
         "consumers": attempt(lambda: _consumers(store)),
         "replicas": replicas,
@@ -107,7 +107,7 @@ def _count(findings: int) -> str:
 
 
 def _consumers(store: Store) -> list[dict[str, Any]]:
-    lags = consumer_lags(store.runtime)
+    lags: dict[str, dict[str, int]] = store.metrics()["kvstore_consumer_lag_changes"]
     return [
         {"consumer": name, "table": table, "lag": lag}
         for name, tables in sorted(lags.items())

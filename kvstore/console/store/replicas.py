@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import msgspec
 
+from kvstore import Store, StreamObjects
 from kvstore.console.commands import command
 from kvstore.console.drawing import Part, line
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
-from kvstore.errors import InvalidRequest
-from kvstore.replica.client import NO_RETRIES, ObjectStore
-from kvstore.replica.coverage import holes
-from kvstore.replica.replica import report_facts
-from kvstore.replica.ship.shipper import status_of
-from kvstore.store.store import Store
+from kvstore.errors import InvalidRequest, NoSuchTable
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Shipped, Stream
-from logformat.replica.object_file import ObjectName, parse_name, place_of_stream
+from logformat.replica.object_file import ObjectName, place_of_stream
 
 STREAMS_SHOWN = 50
 FINDINGS_SHOWN = 200
@@ -31,7 +26,7 @@ OBJECTS_READ = 20_000
 
 def replicas_page(store: Store, _: Query) -> Page:
     """All replicas."""
-    found: Any = attempt(lambda: [report_facts(name, each) for name, each in store.replicas.items()])
+    found: Any = attempt(lambda: [{"name": name, **each.to_json()} for name, each in store.replicas.items()])
 
     def body() -> Html:
         if is_error(found):
@@ -50,18 +45,16 @@ def replica_page(store: Store, query: Query) -> Page:
     name, number, place = query.text("name"), query.number("page", least=1) or 1, query.text("stream")
     if name is None:
         raise InvalidRequest("Name a replica by `name`.")
-    report, status = store.replica(name).report(), status_of(store.runtime, name)
+    replica = store.replica(name)
+    report, status = replica.report(), replica.status()
     first = (number - 1) * STREAMS_SHOWN
-    names = {id: each.name for id, each in store.runtime.catalog().tables.items()}
-    streams = [
-        _stream(store, status, each, names.get(each.stream.table_id))
-        for each in status.shipped[first : first + STREAMS_SHOWN]
-    ]
+    streams = [_stream(store, status, each) for each in status.shipped[first : first + STREAMS_SHOWN]]
     facts: dict[str, Any] = {
-        **report_facts(name, report),
+        "name": name,
+        **report.to_json(),
         "streams_all": len(status.shipped),
         "streams": streams,
-        "objects": None if place is None else attempt(lambda: _objects(status, place)),
+        "objects": None if place is None else attempt(lambda: _objects(replica.objects(place, OBJECTS_READ))),
     }
     path = "/replicas/replica"
 
@@ -91,12 +84,12 @@ def replica_page(store: Store, query: Query) -> Page:
     return Page(f"Replica {name}", facts, body, line, api, tab="replicas")
 
 
-def _stream(store: Store, status: ReplicaStatus, shipped: Shipped, table: str | None) -> dict[str, Any]:
+def _stream(store: Store, status: ReplicaStatus, shipped: Shipped) -> dict[str, Any]:
     findings = [each for each in status.findings if each.stream == shipped.stream]
     ranges = [(each.start, each.end) for each in findings if each.kind == "MISSING_VERSION"]
     return {
         "stream": place_of_stream(shipped.stream),
-        "table": table,
+        "table": None if shipped.stream == CATALOG else _table_name(store, shipped.stream.table_id),
         "bucket": None if shipped.stream == CATALOG else shipped.stream.bucket,
         "start": shipped.start,
         "end": shipped.end,
@@ -110,34 +103,28 @@ def _stream(store: Store, status: ReplicaStatus, shipped: Shipped, table: str | 
 
 def _end(store: Store, stream: Stream) -> int:
     """The end of a stream in the store."""
-    state = store.runtime.catalog()
     if stream == CATALOG:
-        return int(state.txid)
-    return int(store.runtime.open_table(state.tables[stream.table_id]).handles[stream.bucket].log_end())
+        return store.txid
+    return store.table_by_id(stream.table_id).bucket(stream.bucket).log.end()
 
 
-def _objects(status: ReplicaStatus, place: str) -> dict[str, Any]:
-    """The objects that the replica lists of a stream now; this asks the object store.
+def _table_name(store: Store, id: int) -> str | None:
+    """None if the table was dropped."""
+    try:
+        return store.table_by_id(id).name
+    except NoSuchTable:
+        return None
 
-    Raises:
-        InvalidRequest: Nothing of such a stream was shipped.
-        Unavailable: The object store can't be reached.
-    """
-    shipped = next((each for each in status.shipped if place_of_stream(each.stream) == place), None)
-    if shipped is None:
-        raise InvalidRequest("Nothing of this stream was shipped.", stream=repr(place[:100]))
-    listed = list(islice(ObjectStore(status.url, retries=NO_RETRIES).list(f"{place}/"), OBJECTS_READ + 1))
-    sizes = {name: size for name, size in ((parse_name(each), size) for each, size in listed) if name is not None}
-    is_cut = len(listed) > OBJECTS_READ
-    names = sorted(sizes, key=lambda each: (each.start, each.end, each.epoch))
+
+def _objects(found: StreamObjects) -> dict[str, Any]:
     return {
-        "start": shipped.start,
-        "end": shipped.end,
-        "objects_all": len(names),
-        "cut": is_cut,
-        "bytes": sum(sizes.values()),
-        "missing": [] if is_cut else list(holes(shipped, names)),
-        "objects": [_object(each, sizes[each]) for each in names[-OBJECTS_SHOWN:]],
+        "start": found.shipped.start,
+        "end": found.shipped.end,
+        "objects_all": len(found.sizes),
+        "cut": found.missing is None,
+        "bytes": sum(found.sizes.values()),
+        "missing": found.missing or [],
+        "objects": [_object(*each) for each in list(found.sizes.items())[-OBJECTS_SHOWN:]],
     }
 
 

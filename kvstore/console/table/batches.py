@@ -5,21 +5,18 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from kvstore import LoggedBatch, Store
 from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import grid, pager
 from kvstore.console.query import Query
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.difference import version_facts, version_html
 from kvstore.console.table.stretch import Batch, Stretch
 from kvstore.console.values import json_text
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
-from kvstore.history.origin import Origin, Origins
-from kvstore.log.segments import FoundBatch
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
-from logformat.ids import Offset
 from logformat.log.batch import APPEND_ONLY, LAYOUTS, NAMED_WRITER
 
 _ATTRIBUTES = {APPEND_ONLY: "append_only", NAMED_WRITER: "named_writer"}
@@ -46,9 +43,13 @@ _MEANINGS = {
 }
 
 
+ORIGIN = ["writer", "writer_id", "epoch", "sequence", "run", "job", "task", "file"]
+"""Who wrote a batch: attributes of :class:`kvstore.Origin`, and columns of :meth:`kvstore.Table.history`."""
+
+
 def batch_facts(batch: Batch) -> dict[str, Any]:
     """A batch in JSON, with the changes that are shown."""
-    header, origin = batch.header, batch.origin
+    header, logged = batch.header, batch.logged
     return {
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,
@@ -59,24 +60,15 @@ def batch_facts(batch: Batch) -> dict[str, Any]:
         "attributes": [word for bit, word in _ATTRIBUTES.items() if header.attributes & bit],
         "leader_epoch": header.leader_epoch,
         "durable_end": header.durable_end,
-        "segment": batch.segment,
-        "position": batch.position,
-        **origin_facts(origin),
+        "segment": logged.path.name,
+        "position": logged.position,
+        **{name: value for name in ORIGIN if (value := getattr(logged.origin, name)) is not None},
         "changes": [version_facts(each) for each in batch.versions],
     }
 
 
-def origin_facts(origin: Origin) -> dict[str, Any]:
-    """Where a batch comes from; only what is known."""
-    named = {
-        name: getattr(origin, name)
-        for name in ("writer", "writer_id", "epoch", "sequence", "run", "job", "task", "file")
-    }
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def origin_words(facts: dict[str, Any]) -> list[Content]:
-    """The same for people."""
+    """Where a batch comes from, for people; only what is known."""
     if "writer" not in facts:
         return ["written without a writer"]
     words: list[Content] = [tag("span", "writer ", tag("b", facts["writer"]))]
@@ -87,7 +79,7 @@ def origin_words(facts: dict[str, Any]) -> list[Content]:
     return [each for each in words if each is not None]
 
 
-def batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: Stretch) -> Html:
+def batch_html(batch: Batch, definition: Definition, bucket: int, found: Stretch) -> Html:
     """A batch with the changes that are shown."""
     facts, header = batch_facts(batch), batch.header
     first = batch.versions[0] if batch.versions else None
@@ -120,7 +112,7 @@ def batch_html(batch: Batch, definition: TableDefinition, bucket: int, found: St
     )
 
 
-def _undo_link(batch: Batch, definition: TableDefinition, bucket: int, found: Stretch) -> Html | None:
+def _undo_link(batch: Batch, definition: Definition, bucket: int, found: Stretch) -> Html | None:
     header = batch.header
     if definition.primary_key is None or not header.record_count or header.base_offset < found.log_start:
         return None
@@ -136,7 +128,7 @@ def _undo_link(batch: Batch, definition: TableDefinition, bucket: int, found: St
     return tag("span", tag("a", "preview undo", href=url(f"/tables/{definition.id}/undo", **given), aria_label=label))
 
 
-def batch_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def batch_page(store: Store, definition: Definition, query: Query) -> Page:
     """The header of the batch of ``bucket`` that has the offset ``offset``: bytes, values and meanings.
 
     Raises:
@@ -146,15 +138,14 @@ def batch_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     bucket, offset = query.number("bucket", most=definition.buckets - 1) or 0, query.number("offset")
     if offset is None:
         raise InvalidRequest("Name a batch by an `offset`.")
-    table = store.table(definition.name)
+    table = definition.table
     first, end = table.offsets()[bucket]
     if not first <= offset < end:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
-    found = next(table.bucket(bucket).log.batches(Offset(offset), Offset(offset + 1)))
+    found = next(table.bucket(bucket).log.batches(offset, offset + 1))
     header = found.header
-    batch = Batch(header, Origins(store.runtime.catalog(), definition.id).of(header), found.path.name, found.position)
     path, kept = f"/tables/{definition.id}/batch", {"bucket": query.text("bucket")}
-    facts = batch_facts(batch)
+    facts = batch_facts(Batch(found))
     del facts["changes"]
     facts = {"id": definition.id, "table": definition.name, "bucket": bucket, **facts, "header": _fields(found)}
 
@@ -181,7 +172,7 @@ def batch_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     return Page(f"Batch at offset {header.base_offset:,}", facts, body, line, api, definition, "changes")
 
 
-def _fields(found: FoundBatch) -> list[dict[str, Any]]:
+def _fields(found: LoggedBatch) -> list[dict[str, Any]]:
     """The fields of a header in the order of their bytes."""
     layout, at, fields = LAYOUTS[found.header.magic], 0, []
     for name, kind in zip(layout.names, layout.format.removeprefix("<"), strict=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvstore import Store
 from kvstore.console.commands import command, names_given
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
@@ -11,21 +12,20 @@ from kvstore.console.parts import error_box, field, hidden, pager
 from kvstore.console.query import Query
 from kvstore.console.table.batches import batch_facts, batch_html
 from kvstore.console.table.columns import chosen, columns_form
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.difference import WORDS
 from kvstore.console.table.keys import key_fields
 from kvstore.console.table.stretch import OFFSETS_SHOWN, Filter, Stretch, read_stretch
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
 
 
-def changes_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def changes_page(store: Store, definition: Definition, query: Query) -> Page:
     """Changes of a bucket from ``start`` to ``end``, or the latest; ``kind``, ``writer`` and ``key`` filter them."""
     names, _ = chosen(definition, query)
     filter = Filter.of(definition, query)
     bucket = filter.bucket(definition)
     if bucket is None:
         bucket = query.number("bucket", most=definition.buckets - 1) or 0
-    found = read_stretch(store, definition, bucket, names, filter, query)
+    found = read_stretch(definition, bucket, names, filter, query)
     path = f"/tables/{definition.id}/changes"
     kept: dict[str, Any] = {
         "column": query.all("column") or None,
@@ -117,7 +117,7 @@ def _live(source: str) -> Html:
     )
 
 
-def _form(definition: TableDefinition, path: str, found: Stretch, filter: Filter, query: Query) -> Html:
+def _form(definition: Definition, path: str, found: Stretch, filter: Filter, query: Query) -> Html:
     buckets = definition.buckets
     words = [word for word, _ in WORDS.values()]
     kinds = ["append"] if definition.primary_key is None else [each for each in words if each != "append"]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from kvstore.console.html import Html, tag
 from kvstore.console.parts import hidden
 from kvstore.console.query import Query
+from kvstore.console.table.definition import Definition
 from kvstore.errors import SchemaMismatch
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
-from kvstore.table.table import Table
 
 COLUMNS_SHOWN = 12
 
 
-def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
+def chosen(definition: Definition, query: Query) -> tuple[list[str], bool]:
     """Names of the columns of a page, those of the key first, and whether they are not all.
 
     Raises:
@@ -29,17 +27,7 @@ def chosen(definition: TableDefinition, query: Query) -> tuple[list[str], bool]:
     return list(dict.fromkeys(shown)), len(shown) < len(names)
 
 
-def table_of(store: Store, definition: TableDefinition) -> Table:
-    """The table of a page, whose columns are called as the page calls them.
-
-    Raises:
-        SchemaMismatch: Columns were renamed or dropped since the page was asked for.
-    """
-    since = "the page was asked for; load it again"
-    return store.table(definition.name).with_fixed_columns(definition.schema_id, since)
-
-
-def columns_form(definition: TableDefinition, shown: list[str], path: str, **kept: str | None) -> Html | None:
+def columns_form(definition: Definition, shown: list[str], path: str, **kept: str | None) -> Html | None:
     """Boxes to choose columns by; None if there is nothing to choose."""
     key, names = definition.primary_key or (), definition.schema.names
     others = [name for name in names if name not in key]

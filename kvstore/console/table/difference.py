@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.parts import value_html
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.rows import row_facts
 from kvstore.console.values import NULL, Cell, cells_of, json_text
-from kvstore.history.difference import value_text
-from kvstore.meta.state import TableDefinition
-from kvstore.read.binlog import AFTER, BEFORE
 from logformat.log.change import ChangeType
 from logformat.rows.json_form import to_json
 
+BEFORE, AFTER = "before", "after"
+"""Columns of :meth:`kvstore.Table.binlog`: the row before a change, and the row after it."""
 WORDS = {
     ChangeType.APPEND.word: ("append", "+A"),
     ChangeType.INSERT.word: ("insert", "+I"),
@@ -45,7 +46,7 @@ class Version:
     key: list[str]
 
 
-def versions_of(binlog: pa.Table, definition: TableDefinition) -> list[Version]:
+def versions_of(binlog: pa.Table, definition: Definition) -> list[Version]:
     """The changes of a binlog."""
     batch = binlog.combine_chunks()
     before, after = (batch.column(name).chunk(0) for name in (BEFORE, AFTER)) if batch.num_rows else (None, None)
@@ -83,7 +84,7 @@ def _differ(old: pa.Array, new: pa.Array) -> list[bool]:
         same = pc.fill_null(pc.equal(old, new), False)
         both_null = pc.and_(pc.is_null(old), pc.is_null(new))
         return [not each for each in pc.or_(same, both_null).to_pylist()]
-    pairs = zip(map(value_text, to_json(old)), map(value_text, to_json(new)), strict=True)
+    pairs = zip(map(msgspec.json.encode, to_json(old)), map(msgspec.json.encode, to_json(new)), strict=True)
     return [one != other for one, other in pairs]
 
 
@@ -105,7 +106,7 @@ def changed_names(version: Version) -> list[str]:
     return [name for name, differs in zip(version.names, version.changed, strict=True) if differs]
 
 
-def version_html(version: Version, definition: TableDefinition, bucket: int | None, about: Content = None) -> Html:
+def version_html(version: Version, definition: Definition, bucket: int | None, about: Content = None) -> Html:
     """A change as a small table: for an update, what was and what is.
 
     Args:
@@ -153,7 +154,7 @@ def _same_words(count: int) -> str:
     return "1 other shown column is the same." if count == 1 else f"{count:,} other shown columns are the same."
 
 
-def _line(version: Version, name: str, definition: TableDefinition, bucket: int | None, *, both: bool) -> list[Html]:
+def _line(version: Version, name: str, definition: Definition, bucket: int | None, *, both: bool) -> list[Html]:
     at = version.names.index(name)
     sides = [side for side, row in (("before", version.before), ("after", version.after)) if both or row is not None]
     shown = []

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from kvstore import Store
 from kvstore.console.query import Query
-from kvstore.console.table.columns import table_of
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.rows import row_of_key
 from kvstore.console.values import whole_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
 from logformat.log.change import ChangeType
 
 
@@ -29,7 +28,7 @@ class Download:
     name: str
 
 
-def value_of(store: Store, definition: TableDefinition, query: Query) -> Download:
+def value_of(_: Store, definition: Definition, query: Query) -> Download:
     """The value of ``column`` in the row of ``key``, or ``before`` or ``after`` (``side``) the change at ``offset``.
 
     Raises:
@@ -40,27 +39,23 @@ def value_of(store: Store, definition: TableDefinition, query: Query) -> Downloa
     if column not in definition.schema.names:
         raise SchemaMismatch("The table has no such column.", column=repr(column[:100]))
     offset = query.number("offset")
-    found = (
-        _of_key(store, definition, column, query)
-        if offset is None
-        else _of_change(store, definition, column, offset, query)
-    )
+    found = _of_key(definition, column, query) if offset is None else _of_change(definition, column, offset, query)
     data, media_type = whole_of(found)
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in column)
     return Download(data, media_type, f"{plain[:60] or 'value'}.{'bin' if 'octet' in media_type else 'txt'}")
 
 
-def _of_key(store: Store, definition: TableDefinition, column: str, query: Query) -> pa.Array:
-    rows = row_of_key(store, definition, [column], query.all("key"), query).rows
+def _of_key(definition: Definition, column: str, query: Query) -> pa.Array:
+    rows = row_of_key(definition, [column], query.all("key"), query).rows
     if not rows.num_rows:
         raise InvalidRequest("There is no row of this key.")
     return rows.column(0)
 
 
-def _of_change(store: Store, definition: TableDefinition, column: str, offset: int, query: Query) -> pa.Array:
+def _of_change(definition: Definition, column: str, offset: int, query: Query) -> pa.Array:
     bucket = query.number("bucket", most=definition.buckets - 1) or 0
     is_before = query.text("side") == "before"
-    table = table_of(store, definition)
+    table = definition.table
     first, end = table.offsets()[bucket]
     if not first <= offset < end:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)

@@ -6,18 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore import parse_key
 from kvstore.console.html import Html, tag
 from kvstore.console.parts import field
+from kvstore.console.table.definition import Definition
 from kvstore.console.values import json_text
 from kvstore.errors import UnsupportedOperation
-from kvstore.meta.state import TableDefinition
-from kvstore.request.key_texts import key_of_texts
-from kvstore.request.partition import buckets_of_rows
-from kvstore.request.row_layout import layout_of
 from logformat.rows.json_form import to_json
 
 
-def key_fields(definition: TableDefinition) -> list[pa.Field]:
+def key_fields(definition: Definition) -> list[pa.Field]:
     """The columns of a table's key.
 
     Raises:
@@ -25,30 +23,25 @@ def key_fields(definition: TableDefinition) -> list[pa.Field]:
     """
     if definition.primary_key is None:
         raise UnsupportedOperation("A log table has no rows by key; see its changes.", table=definition.name)
-    return list(layout_of(definition).key_schema)
+    return [definition.schema.field(name) for name in definition.primary_key]
 
 
-def key_of(texts: list[str], definition: TableDefinition) -> pa.RecordBatch:
+def key_of(texts: list[str], definition: Definition) -> pa.RecordBatch:
     """A key from the texts of its columns, as one row.
 
     Raises:
         UnsupportedOperation: The table has no key.
         SchemaMismatch: There are too few or too many values, or one does not fit its column.
     """
-    return key_of_texts(texts, key_fields(definition))
+    return parse_key(texts, key_fields(definition))
 
 
-def encoded(key: pa.RecordBatch, definition: TableDefinition) -> bytes:
-    """A key as the index has it."""
-    return bytes(layout_of(definition).encode_keys(key).to_list()[0])
-
-
-def bucket_of(key: pa.RecordBatch, definition: TableDefinition) -> int:
+def bucket_of(key: pa.RecordBatch, definition: Definition) -> int:
     """The bucket of a key."""
-    return int(buckets_of_rows(definition, key)[0]) if definition.buckets > 1 else 0
+    return definition.table.buckets_of(key)[0]
 
 
-def texts_of(rows: pa.RecordBatch, definition: TableDefinition) -> list[list[str]]:
+def texts_of(rows: pa.RecordBatch, definition: Definition) -> list[list[str]]:
     """The texts of the keys of rows."""
     columns = [to_json(rows.column(each.name)) for each in key_fields(definition)]
     return [[json_text(value) for value in key] for key in zip(*columns, strict=True)]
@@ -59,7 +52,7 @@ def values_of(key: pa.RecordBatch) -> list[Any]:
     return [to_json(column)[0] for column in key.columns]
 
 
-def key_form(definition: TableDefinition, given: list[str], path: str, button: str) -> Html:
+def key_form(definition: Definition, given: list[str], path: str, button: str) -> Html:
     """A form that asks for a key."""
     fields = key_fields(definition)
     values = given if len(given) == len(fields) else [""] * len(fields)

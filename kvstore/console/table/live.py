@@ -7,15 +7,14 @@ from typing import Any
 
 import msgspec
 
+from kvstore import Store
 from kvstore.console.html import Html, tag, url
 from kvstore.console.parts import error_box
 from kvstore.console.query import Query
 from kvstore.console.table.batches import batch_facts, batch_html
 from kvstore.console.table.columns import chosen
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.stretch import OFFSETS_SHOWN, Filter, Reader, Stretch
-from kvstore.errors import NoSuchTable
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
 
 
 @dataclass
@@ -35,7 +34,7 @@ class Tail:
     skipped: int = 0
 
     @classmethod
-    def of(cls, store: Store, definition: TableDefinition, query: Query) -> Tail:
+    def of(cls, _: Store, definition: Definition, query: Query) -> Tail:
         """A tail from ``start`` on, an offset; from the end of the log if there is none, or the log ends before it.
 
         Raises:
@@ -46,20 +45,18 @@ class Tail:
         bucket = filter.bucket(definition)
         if bucket is None:
             bucket = query.number("bucket", most=definition.buckets - 1) or 0
-        end = int(store.table(definition.name).offsets()[bucket][1])
+        end = int(definition.table.offsets()[bucket][1])
         start = query.number("start")
         return cls(definition.id, bucket, filter, query, end if start is None else min(start, end))
 
-    def step(self, store: Store) -> tuple[Stretch, TableDefinition] | None:
+    def step(self, store: Store) -> tuple[Stretch, Definition] | None:
         """What has come since the last step, or the latest part of it; None if nothing has.
 
         Raises:
             StoreError: It can't be read, or the table was dropped.
         """
-        definition = next((each for id, each in store.runtime.catalog().tables.items() if id == self.id), None)
-        if definition is None:
-            raise NoSuchTable("The table was dropped.", id=self.id)
-        table = store.table(definition.name)
+        definition = Definition.of(store.table_by_id(self.id))
+        table = definition.table
         ends = [int(end) for end, _ in table.committed().values()]
         end = ends[self.bucket]
         if end < self.at:  # another store is in the place of the one before
@@ -70,7 +67,7 @@ class Tail:
         most = end if self.filter else OFFSETS_SHOWN
         found = Stretch(max(self.at, log_start, end - most), end, log_start, end, ends)
         names, _ = chosen(definition, self.query)
-        reader = Reader(store, definition, self.bucket, names, self.filter)
+        reader = Reader(definition, self.bucket, names, self.filter)
         if self.filter:
             reader.backward(found)
         else:
@@ -79,13 +76,13 @@ class Tail:
         self.at = found.stop
         return found, definition
 
-    def as_json(self, found: Stretch, _: TableDefinition) -> str:
+    def as_json(self, found: Stretch, _: Definition) -> str:
         """The changes of a step."""
         facts: dict[str, Any] = {"start": found.start, "end": found.stop, "skipped": self.skipped}
         facts["batches"] = [batch_facts(each) for each in found.batches]
         return msgspec.json.encode(facts | (found.error or {})).decode()
 
-    def as_html(self, found: Stretch, definition: TableDefinition) -> str:
+    def as_html(self, found: Stretch, definition: Definition) -> str:
         """The changes of a step as a part of a page."""
         where = url(f"/tables/{definition.id}/changes", bucket=self.bucket, start=found.start - self.skipped)
         note: Html | None = None

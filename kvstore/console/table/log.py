@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
+from kvstore import BucketLog, LogSegment, Store
 from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import error_box, error_facts, field, grid, is_error, pager, size_text
+from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager, size_text
 from kvstore.console.query import Query
-from kvstore.errors import StoreError
-from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
-from logformat.ids import BucketId, Offset, Position
-from logformat.log.segment import HEAD_BYTES
+from kvstore.console.table.definition import Definition
 
 SEGMENTS_SHOWN = 50
 
 
 @dataclass(frozen=True)
 class Part:
-    """A segment and its exclusive end; the last one is still written.
+    """A segment, and what keeps it."""
 
-    Attributes:
-        reasons: What keeps it.
-    """
-
-    base: Offset
-    end: Offset
+    segment: LogSegment
     reasons: list[str]
 
 
-def log_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def log_page(store: Store, definition: Definition, query: Query) -> Page:
     """Segments of ``bucket``, the newest first; ``page`` counts from 1."""
     bucket, number = query.number("bucket", most=definition.buckets - 1) or 0, query.number("page", least=1) or 1
-    table = store.table(definition.name)
+    table = definition.table
     log = table.bucket(bucket).log
-    parts = _parts(log, table.committed()[BucketId(bucket)][0], definition, _positions(store, definition, bucket))
+    parts = _parts(log.segments(), definition, {name: offsets[bucket] for name, offsets in table.consumers.items()})
     first = (number - 1) * SEGMENTS_SHOWN
     segments = [_facts(log, each) for each in parts[::-1][first : first + SEGMENTS_SHOWN]]
     path, kept = f"/tables/{definition.id}/log", {"bucket": query.text("bucket")}
@@ -77,43 +67,35 @@ def log_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     return Page("Log of " + definition.name, facts, body, line, api, definition, "log")
 
 
-def _positions(store: Store, definition: TableDefinition, bucket: int) -> dict[str, int]:
-    return {name: offsets[bucket] for name, offsets in store.table(definition.name).consumers.items()}
-
-
-def _parts(log: LogFiles, log_end: Offset, definition: TableDefinition, positions: dict[str, int]) -> list[Part]:
-    bases = [base for base in log.bases() if base < log_end] or log.bases()[:1]
+def _parts(segments: list[LogSegment], definition: Definition, positions: dict[str, int]) -> list[Part]:
     parts = []
-    for base, end in pairwise([*bases, log_end]):
-        reasons = [f"consumer {name} has yet to read from offset {at:,}" for name, at in positions.items() if at < end]
+    for each in segments:
+        reasons = [f"consumer {name} has yet to read from offset {at:,}"
+                   for name, at in positions.items() if at < each.end]  # fmt: skip
         if definition.options.retention_ms is None:
             reasons.append("the table keeps all changes")
-        if base == bases[-1]:
+        if each is segments[-1]:
             reasons.append("it is the newest")
-        parts.append(Part(base, end, reasons))
+        parts.append(Part(each, reasons))
     return parts
 
 
-def _facts(log: LogFiles, part: Part) -> dict[str, Any]:
+def _facts(log: BucketLog, part: Part) -> dict[str, Any]:
     return {
-        "base_offset": part.base,
-        "end_offset": part.end,
+        "base_offset": part.segment.start,
+        "end_offset": part.segment.end,
         "kept_because": part.reasons,
-        "status": _status(log, part),
+        "status": attempt(lambda: _status(log, part.segment)),
     }
 
 
-def _status(log: LogFiles, part: Part) -> dict[str, Any]:
-    try:
-        segment = log.segment(part.base)
-        first = segment.batch_at(Position(HEAD_BYTES), part.base) if part.end > part.base else None
-    except StoreError as error:
-        return error_facts(error)
-    time = None if first is None else time_text(first.header.commit_timestamp)
-    return {"segment": segment.path.name, "bytes": segment.bytes_with_batches(), "first_time": time}
+def _status(log: BucketLog, segment: LogSegment) -> dict[str, Any]:
+    content = log.segment(segment)
+    time = None if content.first_ms is None else time_text(content.first_ms)
+    return {"segment": segment.name, "bytes": content.bytes, "first_time": time}
 
 
-def _row(segment: dict[str, Any], definition: TableDefinition, bucket: int) -> list[Any]:
+def _row(segment: dict[str, Any], definition: Definition, bucket: int) -> list[Any]:
     base, status = segment["base_offset"], segment["status"]
     path = f"/tables/{definition.id}/changes"
     shown = ["", tag("strong", status["error"]["class"])] if is_error(status) else [
@@ -126,7 +108,7 @@ def _row(segment: dict[str, Any], definition: TableDefinition, bucket: int) -> l
     return [link, f"{base:,}", f"{segment['end_offset']:,}", *shown, reasons]
 
 
-def _retention_words(definition: TableDefinition) -> str:
+def _retention_words(definition: Definition) -> str:
     kept = definition.options.retention_ms
     if kept is None:
         return "Changes are kept for ever; kvstore alter --retention-days says for how long instead."
@@ -134,7 +116,7 @@ def _retention_words(definition: TableDefinition) -> str:
     return f"Changes are kept for {days} days, and longer where a consumer or recovery needs them."
 
 
-def _form(definition: TableDefinition, path: str, bucket: int) -> Html | None:
+def _form(definition: Definition, path: str, bucket: int) -> Html | None:
     if definition.buckets == 1:
         return None
     chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=definition.buckets - 1)

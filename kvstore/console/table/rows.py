@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore import BucketLog, BucketRows, Store, parse_filter
 from kvstore.clock import time_text
 from kvstore.console.commands import after_key, command, condition_of, names_given, of_key, place_given
 from kvstore.console.html import Html, tag, url
@@ -16,16 +17,10 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, field, grid, hidden, is_error, pager, value_html
 from kvstore.console.query import Query
 from kvstore.console.table.columns import chosen, columns_form
-from kvstore.console.table.keys import bucket_of, encoded, key_fields, key_form, key_of, texts_of, values_of
+from kvstore.console.table.definition import Definition
+from kvstore.console.table.keys import bucket_of, key_fields, key_form, key_of, texts_of, values_of
 from kvstore.console.values import Cell, cells_of
 from kvstore.errors import UnsupportedOperation
-from kvstore.log.segments import LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.read.conditions import parsed
-from kvstore.read.scan import KeyRange, first_rows, matching, offset_as_of, rows_as_of
-from kvstore.request.row_layout import layout_of
-from kvstore.store.store import Store
-from logformat.ids import Offset
 
 ROWS_SHOWN = 50
 ROWS_A_TIME = 1_000
@@ -56,80 +51,60 @@ class Read:
 
 
 def read_rows(
-    store: Store,
-    definition: TableDefinition,
+    definition: Definition,
     bucket: int,
     names: list[str],
-    within: KeyRange,
     most: int,
     query: Query,
     condition: pc.Expression | None = None,
+    **place: pa.RecordBatch | None,
 ) -> Read:
-    """At most so many rows of a bucket, in a range of keys; ``as_of`` of the query says of when.
+    """At most so many rows of a bucket; ``as_of`` of the query says of when.
 
     With a condition, only so many rows are looked at, and :attr:`Read.stopped` is where to go on.
 
+    Args:
+        place: ``key`` or ``after``, see :meth:`kvstore.Bucket.scan`.
+
     Raises:
-        StoreError: They can't be read; see :meth:`kvstore.Table.scan`.
+        StoreError: They can't be read; see :meth:`kvstore.Bucket.scan`.
     """
-    handle = store.table(definition.name).bucket(bucket).handle
-    place = query.place("as_of")
-    read_names = names if condition is None else definition.schema.names
-    schema = pa.schema([definition.schema.field(name) for name in read_names])
-    with handle.snapshot() as view:
-        end = offset = view.state().applied_offset
-        # Read after the view, so that it has the schemas of all rows.
-        current = store.runtime.catalog().tables[definition.id].named_as(definition)
-        if place is None:
-            layout = layout_of(current)
-            chunks = view.rows(most if condition is None else ROWS_A_TIME, within.start, within.stop)
-            batches: Iterable[pa.RecordBatch] = (layout.decode_found(*each, read_names)[0] for each in chunks)
-        else:
-            offset = offset_as_of(place, handle.log, end)
-            _check_past(handle.log, Offset(offset), end)
-            batches = rows_as_of(view, handle.log, current, Offset(offset), read_names, [within])
-        cast = (each.cast(schema) for each in batches)
-        stopped = None
-        if condition is None:
-            kept = list(first_rows(cast, most))
-        else:
-            kept, stopped = _matching(cast, condition, most)
-    rows = pa.Table.from_batches(kept, schema).select(names).combine_chunks()
-    return Read(
-        next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema)),
-        int(offset),
-        int(handle.log.start()),
-        int(end),
-        stopped,
-    )
+    opened = definition.table.bucket(bucket)
+    read_names, at_once = (names, most) if condition is None else (definition.schema.names, ROWS_A_TIME)
+    with opened.scan(read_names, as_of=query.place("as_of"), batch_rows=at_once, **place) as found:
+        _check_past(opened.log, found)
+        kept, stopped = _matching(found.batches, condition, most)
+    rows = pa.Table.from_batches(kept, found.schema).select(names).combine_chunks()
+    first = next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema))
+    return Read(first, found.offset, opened.log.start(), found.end, stopped)
 
 
 def _matching(
-    batches: Iterable[pa.RecordBatch], condition: pc.Expression, most: int
+    batches: Iterable[pa.RecordBatch], condition: pc.Expression | None, most: int
 ) -> tuple[list[pa.RecordBatch], pa.RecordBatch | None]:
-    """The first rows that match, and the last row that was looked at if that was enough work."""
+    """The first rows, or those that match, and the last row that was looked at if that was enough work."""
     kept: list[pa.RecordBatch] = []
     count = looked = size = 0
     for batch in batches:
-        found = matching(batch, condition).slice(0, most - count)
+        found = (batch if condition is None else batch.filter(condition)).slice(0, most - count)
         kept.append(found)
         count += found.num_rows
         looked += batch.num_rows
         size += batch.nbytes
         if count >= most:
             return kept, None
-        if looked >= ROWS_READ or size >= BYTES_READ:
+        if condition is not None and (looked >= ROWS_READ or size >= BYTES_READ):
             return kept, batch.slice(batch.num_rows - 1)
     return kept, None
 
 
-def _check_past(log: LogFiles, offset: Offset, end: Offset) -> None:
+def _check_past(log: BucketLog, found: BucketRows) -> None:
     """Refuse to undo very much in memory for one page.
 
     Raises:
         UnsupportedOperation: There is more log since the offset.
     """
-    size = log.bytes_between(offset, end) if log.start() <= offset < end else 0
+    size = log.bytes_between(found.offset, found.end) if log.start() <= found.offset < found.end else 0
     if size > PAST_BYTES_MAX:
         raise UnsupportedOperation(
             "This is too far back for a page: it would undo all changes since then. Choose a later place, or use"
@@ -139,19 +114,17 @@ def _check_past(log: LogFiles, offset: Offset, end: Offset) -> None:
         )
 
 
-def row_of_key(store: Store, definition: TableDefinition, names: list[str], texts: list[str], query: Query) -> Read:
+def row_of_key(definition: Definition, names: list[str], texts: list[str], query: Query) -> Read:
     """The row of a key, or none.
 
     Raises:
         StoreError: The key does not fit, or the row can't be read.
     """
     key = key_of(texts, definition)
-    bucket = bucket_of(key, definition)
-    start = encoded(key, definition)
-    return read_rows(store, definition, bucket, names, KeyRange(start, start + b"\0"), 1, query)
+    return read_rows(definition, bucket_of(key, definition), names, 1, query, key=key)
 
 
-def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def rows_page(store: Store, definition: Definition, query: Query) -> Page:
     """Rows; ``key`` (once for each of its columns) looks one up, ``after`` begins after a key, ``bucket`` chooses.
 
     ``as_of_ms`` is a time like ``as_of``, as the slider over time gives it.
@@ -160,12 +133,12 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     names, _ = chosen(definition, query)
     key, after = query.all("key"), query.all("after")
     bucket, text = query.number("bucket", most=definition.buckets - 1) or 0, query.text("where")
-    condition = parsed(text, definition.schema)
+    condition = parse_filter(text, definition.schema)
     if key:
-        read = row_of_key(store, definition, names, key, query)
+        read = row_of_key(definition, names, key, query)
     else:
-        start = encoded(key_of(after, definition), definition) + b"\0" if after else KeyRange().start
-        read = read_rows(store, definition, bucket, names, KeyRange(start), ROWS_SHOWN + 1, query, condition)
+        start = key_of(after, definition) if after else None
+        read = read_rows(definition, bucket, names, ROWS_SHOWN + 1, query, condition, after=start)
     more = not key and read.rows.num_rows > ROWS_SHOWN
     shown = read.rows.slice(0, ROWS_SHOWN)
     cells = [cells_of(column) for column in shown.columns]
@@ -199,7 +172,7 @@ def rows_page(store: Store, definition: TableDefinition, query: Query) -> Page:
             "div",
             key_form(definition, key, path, "Look up a key"),
             _place_form(definition, path, read, query),
-            _sliders(store, definition, bucket, path, read, query) if not key else None,
+            _sliders(definition, bucket, path, read, query) if not key else None,
             columns_form(definition, names, path, bucket=query.text("bucket"), as_of=as_of, where=text),
             tag("p", _as_of_words(read), class_="note"),
             tag("p", f"{ROWS_READ:,} rows were looked at; Next goes on.", class_="note") if read.stopped else None,
@@ -230,7 +203,7 @@ def row_facts(names: list[str], row: tuple[Cell, ...]) -> dict[str, Any]:
     return {"values": values, "cut": cut} if cut else {"values": values}
 
 
-def _key_cell(definition: TableDefinition, key: list[str]) -> Html:
+def _key_cell(definition: Definition, key: list[str]) -> Html:
     return tag(
         "a",
         "history",
@@ -240,7 +213,7 @@ def _key_cell(definition: TableDefinition, key: list[str]) -> Html:
 
 
 def _cells(
-    definition: TableDefinition, names: list[str], row: tuple[Cell, ...], key: list[str], as_of: str | None
+    definition: Definition, names: list[str], row: tuple[Cell, ...], key: list[str], as_of: str | None
 ) -> list[Html]:
     path = f"/tables/{definition.id}/cell"
     return [
@@ -259,7 +232,7 @@ def _as_of_words(read: Read) -> str:
     return f"As of offset {read.offset:,}: without the {read.end - read.offset:,} changes since then."
 
 
-def _place_form(definition: TableDefinition, path: str, read: Read, query: Query) -> Html:
+def _place_form(definition: Definition, path: str, read: Read, query: Query) -> Html:
     has_past = definition.options.changelog_image != "wal"
     return tag(
         "form",
@@ -274,28 +247,28 @@ def _place_form(definition: TableDefinition, path: str, read: Read, query: Query
     )
 
 
-def _example(definition: TableDefinition) -> str:
+def _example(definition: Definition) -> str:
     column = definition.schema.field(definition.schema.names[-1])
     kind = column.type
     value = "100" if pa.types.is_integer(kind) or pa.types.is_floating(kind) else "'…'"
     return condition_of(column, value)
 
 
-def _sliders(store: Store, definition: TableDefinition, bucket: int, path: str, read: Read, query: Query) -> list[Html]:
+def _sliders(definition: Definition, bucket: int, path: str, read: Read, query: Query) -> list[Html]:
     """Sliders over the offsets and over the times of a bucket, as far as its log goes back."""
     if definition.options.changelog_image == "wal" or read.end == read.start:
         return []
     kept = hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where"))
     offsets = {"name": "as_of", "min": read.start, "max": read.end, "value": read.offset}
     found = [_slider(path, kept, "Back to offset ", str(read.offset), "as-of", offsets)]
-    times = attempt(lambda: _times(store.table(definition.name).bucket(bucket).handle.log, read))
+    times = attempt(lambda: _times(definition.table.bucket(bucket).log, read))
     if times is not None and not is_error(times):  # the page shows the rows all the same
         text = time_text(times["value"])
         found.append(_slider(path, kept, "Back to ", text, "as-of-time", {"name": "as_of_ms", **times}))
     return found
 
 
-def _times(log: LogFiles, read: Read) -> dict[str, int] | None:
+def _times(log: BucketLog, read: Read) -> dict[str, int] | None:
     """The limits, the step and the value of the slider over time, in milliseconds; None if all was in one commit.
 
     Raises:
@@ -303,7 +276,7 @@ def _times(log: LogFiles, read: Read) -> dict[str, int] | None:
     """
 
     def at(offset: int) -> int:
-        return next(log.batches(Offset(offset), Offset(offset + 1))).header.commit_timestamp
+        return next(log.batches(offset, offset + 1)).header.commit_timestamp
 
     # The rows as of a time are those before its first commit. Of a log that was cut, the first has none before it.
     least, most = at(read.start) + (read.start > 0), at(read.end - 1) + 1
@@ -331,14 +304,14 @@ def _slider(path: str, kept: list[Html], words: str, shown: str, id: str, values
     )
 
 
-def _bucket_field(definition: TableDefinition, query: Query) -> Html | None:
+def _bucket_field(definition: Definition, query: Query) -> Html | None:
     if definition.buckets == 1:
         return None
     return field("Bucket", "bucket", query.text("bucket") or 0, type="number", min=0, max=definition.buckets - 1)
 
 
 def _command(
-    store: Store, definition: TableDefinition, key: list[str], after: list[str], names: list[str], query: Query
+    store: Store, definition: Definition, key: list[str], after: list[str], names: list[str], query: Query
 ) -> str | None:
     place = query.text("as_of")
     if key and place is None:
@@ -361,6 +334,6 @@ def _command(
         definition.name,
         columns=names_given(names if len(names) < len(definition.schema) else None),
         where=condition,
-        as_of=place_given(place, bucket, store.table(definition.name).offsets()),
+        as_of=place_given(place, bucket, definition.table.offsets()),
         limit=ROWS_SHOWN,
     )

@@ -10,18 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore import BucketLog, LoggedBatch
 from kvstore.console.parts import error_facts
 from kvstore.console.query import Query
-from kvstore.console.table.difference import WORDS, Version, versions_of
+from kvstore.console.table.definition import Definition
+from kvstore.console.table.difference import AFTER, BEFORE, WORDS, Version, versions_of
 from kvstore.console.table.keys import bucket_of, key_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
-from kvstore.history.origin import Origin, Origins
-from kvstore.log.segments import FoundBatch, LogFiles
-from kvstore.meta.state import TableDefinition
-from kvstore.read.binlog import AFTER, BEFORE, binlog_of, binlog_schema, changelog_columns
-from kvstore.read.changelog import changes_between, milliseconds
-from kvstore.store.store import Store
-from logformat.ids import BucketId, Offset
 from logformat.log.batch import LAYOUTS, BatchHeader
 from logformat.log.change import ChangeType
 
@@ -49,11 +44,13 @@ class Batch:
         versions: Its changes between the offsets of the page that the filter takes.
     """
 
-    header: BatchHeader
-    origin: Origin
-    segment: str
-    position: int
+    logged: LoggedBatch
     versions: list[Version] = default(default_factory=list)
+
+    @property
+    def header(self) -> BatchHeader:
+        """Its header."""
+        return self.logged.header
 
 
 @dataclass
@@ -92,7 +89,7 @@ class Filter:
     row: pa.RecordBatch | None = None
 
     @classmethod
-    def of(cls, definition: TableDefinition, query: Query) -> Filter:
+    def of(cls, definition: Definition, query: Query) -> Filter:
         """What a request asks for.
 
         Raises:
@@ -116,17 +113,15 @@ class Filter:
         """The filter as parameters of a request."""
         return {"kind": list(self.kinds) or None, "writer": self.writer, "key": list(self.key) or None}
 
-    def bucket(self, definition: TableDefinition) -> int | None:
+    def bucket(self, definition: Definition) -> int | None:
         """The bucket that has all changes of the key; None without a key."""
         return None if self.row is None else bucket_of(self.row, definition)
 
-    def takes(self, origin: Origin) -> bool:
-        """Whether a batch of this origin may have changes that are shown."""
-        return self.writer is None or self.writer in (origin.writer, str(origin.writer_id))
-
-    def may_have(self, found: FoundBatch) -> bool:
-        """Whether a batch has changes of the right kinds, without decoding it."""
-        header = found.header
+    def takes(self, found: LoggedBatch) -> bool:
+        """Whether a batch is by the writer and has changes of the right kinds, without decoding it."""
+        header, origin = found.header, found.origin
+        if self.writer is not None and self.writer not in (origin.writer, str(origin.writer_id)):
+            return False
         if not self.kinds or header.append_only:
             return not self.kinds or WORDS[ChangeType.APPEND.word][0] in self.kinds
         place = LAYOUTS[header.magic].size + header.statistics_length
@@ -145,25 +140,23 @@ class Filter:
         return changes
 
 
-def read_stretch(
-    store: Store, definition: TableDefinition, bucket: int, names: list[str], filter: Filter, query: Query
-) -> Stretch:
+def read_stretch(definition: Definition, bucket: int, names: list[str], filter: Filter, query: Query) -> Stretch:
     """A page of changes: from ``start`` of the query on, an offset or a time; else the latest, those before ``end``.
 
     Raises:
         StoreError: The log does not have the place, or can't be read there.
     """
-    table = store.table(definition.name)
+    table = definition.table
     ends = [int(end) for end, _ in table.committed().values()]
-    log, log_end = table.bucket(bucket).log, Offset(ends[bucket])
+    log, log_end = table.bucket(bucket).log, ends[bucket]
     log_start = log.start()
     last = _place("end", query, log, log_start, log_end, log_end)
     most = OFFSETS_READ if filter else OFFSETS_SHOWN
-    start = _place("start", query, log, log_start, log_end, Offset(max(log_start, last - most)))
+    start = _place("start", query, log, log_start, log_end, max(log_start, last - most))
     if start > last:
         raise InvalidRequest("`end` comes before `start`.", start=start, end=last)
     found = Stretch(start, min(start + most, last), log_start, log_end, ends)
-    reader = Reader(store, definition, bucket, names, filter)
+    reader = Reader(definition, bucket, names, filter)
     if filter and query.text("start") is None:
         reader.backward(found)
     else:
@@ -171,15 +164,15 @@ def read_stretch(
     return found
 
 
-def _place(name: str, query: Query, log: LogFiles, log_start: Offset, log_end: Offset, default: Offset) -> Offset:
+def _place(name: str, query: Query, log: BucketLog, log_start: int, log_end: int, default: int) -> int:
     place = query.place(name)
     if place is None:
         return default
     if not isinstance(place, int):
-        return log.first_at_or_after(milliseconds(place), log_end)
+        return min(log.offset_at(place), log_end)
     if not log_start <= place <= log_end:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=place, log_start=log_start, log_end=log_end)
-    return Offset(place)
+    return place
 
 
 class Reader:
@@ -189,15 +182,10 @@ class Reader:
         names: Columns that are shown.
     """
 
-    def __init__(
-        self, store: Store, definition: TableDefinition, bucket: int, names: list[str], filter: Filter
-    ) -> None:
-        # Read after the end of the log, so that it has the schemas of all changes.
-        self._definition = store.runtime.catalog().tables[definition.id].named_as(definition)
-        self._origins = Origins(store.runtime.catalog(), definition.id)
-        self._log = store.table(definition.name).bucket(bucket).log
-        self._bucket = BucketId(bucket)
-        self._schema = binlog_schema(self._definition, names)
+    def __init__(self, definition: Definition, bucket: int, names: list[str], filter: Filter) -> None:
+        self._definition = definition
+        self._log = definition.table.bucket(bucket).log
+        self._names = names
         self._filter = filter
         self._work = 0
 
@@ -212,7 +200,7 @@ class Reader:
         found.start = at
         while at > floor and count < OFFSETS_SHOWN and self._work < WORK_MAX and found.error is None:
             start = max(floor, at - step)
-            while at - start > OFFSETS_SHOWN and self._log.bytes_between(Offset(start), Offset(at)) > STEP_BYTES:
+            while at - start > OFFSETS_SHOWN and self._log.bytes_between(start, at) > STEP_BYTES:
                 start = (start + at) // 2
             batches, _, found.error = self._read(start, at, None, None)
             if batches and found.batches and batches[-1].header.base_offset == found.batches[0].header.base_offset:
@@ -230,9 +218,9 @@ class Reader:
     ) -> tuple[list[Batch], int, dict[str, Any] | None]:
         """Batches with changes, where reading ended, and why, if an error did that."""
         shown: list[Batch] = []
-        group: list[tuple[FoundBatch, Batch]] = []
+        group: list[Batch] = []
         count = size = 0
-        within, error = (Offset(start), Offset(stop)), None
+        within, error = (start, stop), None
 
         def flush() -> bool:
             """Decode the batches that wait; whether there are more changes than asked for."""
@@ -240,7 +228,7 @@ class Reader:
             left = None if most is None else most - count
             count += self._fill(group, within, None if left is None else left + 1)
             only = bool(self._filter.kinds or self._filter.key)
-            shown.extend(batch for _, batch in group if batch.versions or not only)
+            shown.extend(batch for batch in group if batch.versions or not only)
             group.clear()
             size = 0
             if most is None or count <= most:
@@ -259,11 +247,10 @@ class Reader:
                     stop = each.header.base_offset
                     break
                 self._work += 1
-                batch = Batch(each.header, self._origins.of(each.header), each.path.name, each.position)
-                if not (self._filter.takes(batch.origin) and self._filter.may_have(each)):
+                if not self._filter.takes(each):
                     continue
                 self._work += DECODING + each.header.size // BYTES_OF_WORK
-                group.append((each, batch))
+                group.append(Batch(each))
                 size += each.header.size
                 if (len(group) == GROUP or size >= STEP_BYTES) and flush():
                     return shown, stop, None
@@ -275,18 +262,13 @@ class Reader:
             error = error_facts(raised)
         return shown, stop, error
 
-    def _fill(self, group: list[tuple[FoundBatch, Batch]], within: tuple[Offset, Offset], most: int | None) -> int:
+    def _fill(self, group: list[Batch], within: tuple[int, int], most: int | None) -> int:
         """Read the changes of some batches, at most so many; returns their number."""
-        # An update belongs to the page that has its second half.
-        changes = changes_between(
-            (each for each, _ in group),
-            *(self._definition, self._bucket, *within, changelog_columns(self._schema)),
-            whole_updates=True,
-        )
-        binlogs = map(self._filter.of_binlog, binlog_of(changes, self._schema))
-        table = pa.Table.from_batches(binlogs, self._schema).slice(0, most)
-        versions = versions_of(table, self._definition)
-        places = {batch.header.base_offset: batch for _, batch in group}
+        changes = self._log.binlog([each.logged for each in group], *within, self._names)
+        if not (shown := list(map(self._filter.of_binlog, changes))):
+            return 0
+        versions = versions_of(pa.Table.from_batches(shown).slice(0, most), self._definition)
+        places = {batch.header.base_offset: batch for batch in group}
         bases = sorted(places)
         for version in versions:
             places[bases[bisect_right(bases, version.offset) - 1]].versions.append(version)

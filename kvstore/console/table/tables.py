@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from kvstore import Store, Table
 from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Html, tag
@@ -27,23 +24,19 @@ from kvstore.console.parts import (
 )
 from kvstore.console.query import Query
 from kvstore.console.rates import SAMPLES, growths, rate_facts, rate_html
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
-from logformat import paths
-from logformat.ids import BucketId
+from kvstore.console.table.definition import Definition
 from logformat.rows import schema as schemas
 
 COLUMNS_SHOWN = 200
 
 
-def matching(store: Store, words: str | None = None) -> list[TableDefinition]:
-    """Tables by name; only those with these words in it, if there are any."""
-    tables = store.runtime.catalog().tables.values()
+def matching(store: Store, words: str | None = None) -> list[str]:
+    """Names of tables, sorted; only those with these words in it, if there are any."""
     wanted = (words or "").casefold()
-    return sorted((each for each in tables if wanted in each.name.casefold()), key=lambda each: each.name)
+    return [each for each in store.list_tables() if wanted in each.casefold()]
 
 
-def summary(store: Store, definition: TableDefinition, samples: int = 0) -> dict[str, Any]:
+def summary(definition: Definition, samples: int = 0) -> dict[str, Any]:
     """The line of a table in a list; its status is an error if it can't be read.
 
     Args:
@@ -54,45 +47,22 @@ def summary(store: Store, definition: TableDefinition, samples: int = 0) -> dict
         "table": definition.name,
         "primary_key": definition.primary_key,
         "buckets": definition.buckets,
-        "status": attempt(lambda: _status(store, definition, samples)),
+        "status": attempt(lambda: _status(definition.table, samples)),
     }
 
 
-def _status(store: Store, definition: TableDefinition, samples: int) -> dict[str, Any]:
-    handles = store.runtime.open_table(definition).handles
-    states = [each.committed() for each in handles]  # once: each asks the file of its index
-    log_bytes, index_bytes = bytes_of(store.path, definition)
-    times = [each.last_timestamp for each in states if each.applied_offset]
-    counted = definition.options.changelog_image != "wal"
+def _status(table: Table, samples: int) -> dict[str, Any]:
+    buckets = [table.bucket(each).status() for each in range(table.buckets)]
+    counts = [each.rows for each in buckets if each.rows is not None]
+    times = [each.last_ms for each in buckets if each.last_ms is not None]
     return {
-        "rows": sum(each.row_count for each in states) if counted else None,
-        "changes": sum(
-            max(0, state.applied_offset - each.log.start()) for state, each in zip(states, handles, strict=True)
-        ),
-        "log_bytes": log_bytes,
-        "index_bytes": index_bytes,
+        "rows": sum(counts) if len(counts) == len(buckets) else None,
+        "changes": sum(max(0, each.log_end - each.log_start) for each in buckets),
+        "log_bytes": sum(each.log_bytes for each in buckets),
+        "index_bytes": sum(each.index_bytes for each in buckets),
         "last_change": time_text(max(times)) if times else None,
-        **({"rate": rate_facts(growths(store, definition, samples))} if samples else {}),
+        **({"rate": rate_facts(growths(table, samples))} if samples else {}),
     }
-
-
-def bytes_of(store: Path, definition: TableDefinition) -> tuple[int, int]:
-    """Bytes of the files of a table's logs, and of its indexes."""
-    directories = [paths.bucket_directory(store, definition.id, BucketId(each)) for each in range(definition.buckets)]
-    return tuple(  # type: ignore[return-value]  # two
-        sum(size for each in directories for size in _sizes(each / name)) for name in (paths.LOG, paths.INDEX)
-    )
-
-
-def _sizes(directory: Path) -> Iterator[int]:
-    try:
-        with os.scandir(directory) as found:
-            files = list(found)
-    except FileNotFoundError:
-        return
-    for file in files:
-        with suppress(FileNotFoundError):  # removed meanwhile
-            yield file.stat(follow_symlinks=False).st_blocks * 512  # files of LMDB have holes
 
 
 def key_text(key: tuple[str, ...] | None) -> str:
@@ -100,20 +70,20 @@ def key_text(key: tuple[str, ...] | None) -> str:
     return "append-only" if key is None else ", ".join(key)
 
 
-def table_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def table_page(store: Store, definition: Definition, query: Query) -> Page:
     """Schema, options and buckets; ``page`` is that of the columns, from 1."""
     columns = schemas.to_json(definition.schema)
     number = query.number("page", least=1) or 1
     first = (number - 1) * COLUMNS_SHOWN
     facts = {
-        **summary(store, definition, SAMPLES),
+        **summary(definition, SAMPLES),
         "schema_id": definition.schema_id,
         "bucket_key": definition.bucket_key,
         "options": msgspec.structs.asdict(definition.options),
         "columns": columns[first : first + COLUMNS_SHOWN],
         "columns_all": len(columns),
-        "logs": attempt(lambda: _logs(store, definition)),
-        "consumers": attempt(lambda: _consumers(store, definition)),
+        "logs": attempt(lambda: _logs(definition.table)),
+        "consumers": attempt(lambda: _consumers(definition.table)),
     }
     path = f"/tables/{definition.id}"
 
@@ -136,13 +106,12 @@ def table_page(store: Store, definition: TableDefinition, query: Query) -> Page:
     return Page(definition.name, facts, body, line, f"/api{path}", definition, "table")
 
 
-def _logs(store: Store, definition: TableDefinition) -> list[dict[str, Any]]:
-    ranges = store.table(definition.name).offsets()
+def _logs(table: Table) -> list[dict[str, Any]]:
+    ranges = table.offsets()
     return [{"bucket": bucket, "log_start": start, "log_end": end} for bucket, (start, end) in ranges.items()]
 
 
-def _consumers(store: Store, definition: TableDefinition) -> list[dict[str, Any]]:
-    table = store.table(definition.name)
+def _consumers(table: Table) -> list[dict[str, Any]]:
     consumers = table.consumers  # before the ends, so that no position is beyond them
     ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
     return [
@@ -181,7 +150,7 @@ def _rate_html(rate: dict[str, Any] | None) -> Html | None:
     return tag("figure", rate_html(rate, "chart"), tag("figcaption", words))
 
 
-def _columns_html(facts: dict[str, Any], definition: TableDefinition) -> Html:
+def _columns_html(facts: dict[str, Any], definition: Definition) -> Html:
     key, types = facts["primary_key"] or (), {field.name: field for field in definition.schema}
     rows = [
         [

@@ -9,24 +9,17 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore import Patch, Store, Table
 from kvstore.arguments import place_of
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, fact_list, field, is_error
 from kvstore.console.query import Query
-from kvstore.console.table.columns import table_of
-from kvstore.console.table.difference import Version, version_facts, version_html, versions_of
+from kvstore.console.table.definition import Definition
+from kvstore.console.table.difference import AFTER, BEFORE, Version, version_facts, version_html, versions_of
 from kvstore.console.table.keys import key_fields
 from kvstore.errors import UnsupportedOperation
-from kvstore.meta.state import TableDefinition
-from kvstore.patch.contents import DELETE, STAY, STORE, UPDATE
-from kvstore.patch.patch import Patch
-from kvstore.read.binlog import AFTER, BEFORE
-from kvstore.read.follow import range_between
-from kvstore.request.partition import place_in
-from kvstore.store.store import Store
-from logformat.ids import BucketId
 from logformat.log.change import ChangeType
 
 ROWS_SHOWN = 50
@@ -35,6 +28,8 @@ BYTES_MAX = 64 << 20
 """An undo reads all changes since its start; a preview refuses to read more than this of the log."""
 WRITERS_OFFERED = 200
 FILE = "undo.patch"
+STORE, UPDATE, DELETE, STAY = "store", "update", "delete", "stay"
+"""What becomes of a row: words of :attr:`kvstore.Patch.rows`."""
 _KINDS = {
     STORE: ChangeType.INSERT.word,
     UPDATE: ChangeType.UPDATE_POSTIMAGE.word,
@@ -72,11 +67,11 @@ class Asked:
         )
 
 
-def undo_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def undo_page(store: Store, definition: Definition, query: Query) -> Page:
     """A form, and with ``start`` the preview of what would undo the changes from there on."""
     key_fields(definition)  # a log table has no rows to restore
     asked = Asked.of(query)
-    preview: Any = None if asked.start is None else attempt(lambda: _preview(store, definition, asked))
+    preview: Any = None if asked.start is None else attempt(lambda: _preview(definition, asked))
     path = f"/tables/{definition.id}/undo"
     given = {name: getattr(asked, name) for name in ("start", "end", "writer", "epoch", "job", "task")}
     facts: dict[str, Any] = {"id": definition.id, "table": definition.name, **given}
@@ -91,7 +86,7 @@ def undo_page(store: Store, definition: TableDefinition, query: Query) -> Page:
                 " commands that save it as a patch and apply it.",
                 class_="note",
             ),
-            _form(store, definition, path, given),
+            _form(definition, path, given),
             None if preview is None else error_box(preview) if is_error(preview) else _html(preview, definition),
             None if preview is None else _commands(store, definition, asked),
         )
@@ -131,11 +126,11 @@ class Preview:
         }
 
 
-def _preview(store: Store, definition: TableDefinition, asked: Asked) -> Preview:
-    table = table_of(store, definition)
+def _preview(definition: Definition, asked: Asked) -> Preview:
+    table = definition.table
     start: Any = place_of("`start`", asked.start or "", "earliest", "latest")
     end: Any = None if asked.end is None else place_of("`end`", asked.end, "latest")
-    _check_size(store, definition, start)
+    _check_size(table, start)
     undo = table.undo(start, end, asked.writer, asked.epoch, asked.job, asked.task)
     rows = Patch.of(table, undo).rows
     what = rows.column("what")
@@ -152,20 +147,16 @@ def _as_binlog(rows: pa.RecordBatch) -> pa.Table:
     return pa.table(columns, ["_log_offset", "_change_type", BEFORE, AFTER])
 
 
-def _check_size(store: Store, definition: TableDefinition, start: Any) -> None:
+def _check_size(table: Table, start: Any) -> None:
     """Refuse to read very many changes.
 
     Raises:
         UnsupportedOperation: There are too many since the start.
     """
-    table = store.table(definition.name)
     offsets = size = 0
-    buckets = list(map(BucketId, range(definition.buckets)))
-    for bucket, (now, _) in table.committed().items():
-        log = table.bucket(bucket).log
-        first, _ = range_between(place_in("start", start, bucket, buckets), "latest", log, now)
+    for bucket, (first, now) in table.offset_ranges(start).items():
         offsets += now - first
-        size += log.bytes_between(first, now) if now > first else 0
+        size += table.bucket(bucket).log.bytes_between(first, now) if now > first else 0
     if offsets > OFFSETS_MAX or size > BYTES_MAX:
         raise UnsupportedOperation(
             "These are too many changes for a page: an undo reads all changes since its start. Begin later, or let the"
@@ -177,7 +168,7 @@ def _check_size(store: Store, definition: TableDefinition, start: Any) -> None:
         )
 
 
-def _command(store: Store, definition: TableDefinition, asked: Asked, to: str | None = None) -> str:
+def _command(store: Store, definition: Definition, asked: Asked, to: str | None = None) -> str:
     return command(
         "undo",
         store.path,
@@ -192,7 +183,7 @@ def _command(store: Store, definition: TableDefinition, asked: Asked, to: str | 
     )
 
 
-def _commands(store: Store, definition: TableDefinition, asked: Asked) -> Html:
+def _commands(store: Store, definition: Definition, asked: Asked) -> Html:
     lines = [_command(store, definition, asked, FILE), command("apply", store.path, FILE)]
     return tag(
         "section",
@@ -207,8 +198,8 @@ def _commands(store: Store, definition: TableDefinition, asked: Asked) -> Html:
     )
 
 
-def _form(store: Store, definition: TableDefinition, path: str, given: dict[str, Any]) -> Html:
-    names = sorted(store.runtime.catalog().writers_of(definition.id).named)[:WRITERS_OFFERED]
+def _form(definition: Definition, path: str, given: dict[str, Any]) -> Html:
+    names = sorted(definition.table.writers)[:WRITERS_OFFERED]
     example = "earliest" if definition.buckets == 1 else '{"0": 17, "1": 4}'
     return tag(
         "form",
@@ -226,7 +217,7 @@ def _form(store: Store, definition: TableDefinition, path: str, given: dict[str,
     )  # fmt: skip
 
 
-def _html(preview: Preview, definition: TableDefinition) -> Html:
+def _html(preview: Preview, definition: Definition) -> Html:
     counts = preview.counts
     about: dict[str, Content] = {
         "rows to store": f"{counts[STORE]:,}",

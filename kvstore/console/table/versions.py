@@ -7,35 +7,31 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore import Store
 from kvstore.console.commands import command, place_given
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import pager
 from kvstore.console.query import Query
-from kvstore.console.table.batches import origin_words
-from kvstore.console.table.columns import table_of
+from kvstore.console.table.batches import ORIGIN, origin_words
+from kvstore.console.table.definition import Definition
 from kvstore.console.table.difference import version_facts, version_html, versions_of
 from kvstore.console.table.keys import bucket_of, key_form, key_of
-from kvstore.history.origin import ORIGIN_FIELDS
-from kvstore.history.versions import LOG_START
-from kvstore.meta.state import TableDefinition
-from kvstore.store.store import Store
 
 VERSIONS_SHOWN = 50
 
 
-def history_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+def history_page(store: Store, definition: Definition, query: Query) -> Page:
     """The history of ``key``, newest first; ``start`` is an offset or a time, ``page`` counts from 1."""
     texts, number = query.all("key"), query.number("page", least=1) or 1
     key = key_of(texts, definition)
-    bucket, ranges = bucket_of(key, definition), store.table(definition.name).offsets()
+    bucket, ranges = bucket_of(key, definition), definition.table.offsets()
     place = query.place("start")
     start: Any = "earliest" if place is None else place
     if isinstance(place, int):
         start = {each: place if each == bucket else first for each, (first, _) in ranges.items()}
-    table = table_of(store, definition)
-    found = table.history(key.to_pylist()[0], start)
-    log_start = int(found.schema.metadata[LOG_START])
+    found = definition.table.history(key.to_pylist()[0], start)
+    log_start = int(found.schema.metadata[b"log_start"])
     last = found.num_rows - (number - 1) * VERSIONS_SHOWN
     first = max(0, last - VERSIONS_SHOWN)
     shown = found.slice(first, max(0, last - first)).combine_chunks()
@@ -80,7 +76,7 @@ def history_page(store: Store, definition: TableDefinition, query: Query) -> Pag
 
 def _origins(versions: pa.Table) -> list[dict[str, Any]]:
     times = versions.column("_commit_timestamp").to_pylist()
-    origins = versions.select(ORIGIN_FIELDS.names).to_pylist()
+    origins = versions.select(ORIGIN).to_pylist()
     return [
         {"time": _time(time), **{name: value for name, value in origin.items() if value is not None}}
         for time, origin in zip(times, origins, strict=True)

@@ -3,41 +3,62 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
 
+from kvstore import NamedWriter, Store
 from kvstore.clock import time_text
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager
 from kvstore.console.query import Query
-from kvstore.log.writer_state import EXPIRY_MS
-from kvstore.meta.jobs import NO_JOBS, writer_of
-from kvstore.meta.state import TableDefinition
-from kvstore.meta.writers import TableWriters
-from kvstore.store.store import Store
-from logformat.ids import WriterId, next_sequence
-from logformat.log.writer_entry import WINDOW, WriterEntry
+from kvstore.console.table.definition import Definition
+from kvstore.errors import InvalidRequest
+from logformat.ids import next_sequence
+from logformat.log.writer_entry import EXPIRY_MS, WINDOW, WriterEntry
 
 WRITERS_SHOWN = 50
 
 
-def writers_page(store: Store, definition: TableDefinition, query: Query) -> Page:
+@dataclass(frozen=True)
+class Known:
+    """Writers that have or had a name.
+
+    Attributes:
+        names: Names by id.
+        fenced: Ids that lost their name.
+    """
+
+    named: dict[str, NamedWriter]
+    names: dict[int, str]
+    fenced: frozenset[int]
+
+    @classmethod
+    def of(cls, definition: Definition) -> Self:
+        """The writers of a table now."""
+        named = definition.table.writers
+        names = {int(each.writer_id): name for name, each in named.items()}
+        return cls(named, names, definition.table.fenced_writers)
+
+
+def writers_page(store: Store, definition: Definition, query: Query) -> Page:
     """Named writers, open commits, and the windows of ``bucket``; ``page`` counts from 1, of both lists."""
     bucket, number = query.number("bucket", most=definition.buckets - 1) or 0, query.number("page", least=1) or 1
-    known = store.runtime.catalog().writers_of(definition.id)
+    known = Known.of(definition)
     named = _named(store, definition, known)
     first = (number - 1) * WRITERS_SHOWN
-    windows: Any = attempt(lambda: _windows(store, definition, bucket, known, first))
+    windows: Any = attempt(lambda: _windows(definition, bucket, known, first))
     facts: dict[str, Any] = {
         "id": definition.id,
         "table": definition.name,
         "bucket": bucket,
         "named_all": len(named),
         "named": named[first : first + WRITERS_SHOWN],
-        "fenced_ids": len(known.former),
+        "fenced_ids": len(known.fenced),
         "open_commits": [
             {"writer_id": each.writer_id, "epoch": each.writer_epoch, "sequence": each.sequence}
-            for each in known.commits
+            for each in definition.table.open_commits
         ],
         "window": WINDOW,
         **(windows if is_error(windows) else {"windows_all": windows[0], "windows": windows[1]}),
@@ -67,8 +88,11 @@ def writers_page(store: Store, definition: TableDefinition, query: Query) -> Pag
     return Page("Writers of " + definition.name, facts, body, None, api, definition, "writers")
 
 
-def _named(store: Store, definition: TableDefinition, known: TableWriters) -> list[dict[str, Any]]:
-    jobs = {writer_of(id): job.name for id, job in store.runtime.catalog().jobs.get(definition.id, NO_JOBS).items()}
+def _named(store: Store, definition: Definition, known: Known) -> list[dict[str, Any]]:
+    jobs: dict[str, str] = {}
+    for each in map(store.job, store.list_jobs()):
+        with suppress(InvalidRequest):  # it was dropped meanwhile
+            jobs |= {each.writer: each.name} if each.table == definition.name else {}
     return [
         {
             "writer": name,
@@ -83,18 +107,15 @@ def _named(store: Store, definition: TableDefinition, known: TableWriters) -> li
     ]
 
 
-def _windows(
-    store: Store, definition: TableDefinition, bucket: int, known: TableWriters, first: int
-) -> tuple[int, list[dict[str, Any]]]:
+def _windows(definition: Definition, bucket: int, known: Known, first: int) -> tuple[int, list[dict[str, Any]]]:
     """The number of writers that a bucket remembers, and the facts of a page of them, those that wrote last first."""
-    with store.table(definition.name).bucket(bucket).handle.snapshot() as view:
-        entries = view.writers()
+    entries = definition.table.bucket(bucket).writers()
     newest = heapq.nlargest(first + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
     return len(entries), [_window(id, entry, known) for id, entry in newest[first:]]
 
 
-def _window(id: WriterId, entry: WriterEntry, known: TableWriters) -> dict[str, Any]:
-    name = known.named.found(id)
+def _window(id: int, entry: WriterEntry, known: Known) -> dict[str, Any]:
+    name = known.names.get(id)
     writer = None if name is None else known.named[name]
     last = entry.batches[-1].sequence
     counts_epochs = writer is not None and writer.kind == "epochs"
@@ -118,17 +139,17 @@ def _window(id: WriterId, entry: WriterEntry, known: TableWriters) -> dict[str, 
     }
 
 
-def _fence(id: WriterId, entry: WriterEntry, known: TableWriters) -> str | None:
+def _fence(id: int, entry: WriterEntry, known: Known) -> str | None:
     """Why the incarnation that wrote these batches must not write any more; None if it may."""
-    if id in known.former:
+    if id in known.fenced:
         return "its name was dropped or taken over"
-    name = known.named.found(id)
+    name = known.names.get(id)
     if name is not None and entry.epoch < known.named[name].epoch:
         return f"opened again as incarnation {known.named[name].epoch}"
     return None
 
 
-def _named_html(facts: dict[str, Any], definition: TableDefinition) -> list[Html]:
+def _named_html(facts: dict[str, Any], definition: Definition) -> list[Html]:
     if not facts["named_all"]:
         shown = tag("p", "No writer of this table has a name.", class_="none")
     else:
@@ -161,7 +182,7 @@ def _commits_html(commits: list[dict[str, Any]]) -> Html | None:
     )
 
 
-def _windows_html(facts: dict[str, Any], definition: TableDefinition, bucket: int) -> Html | list[Html]:
+def _windows_html(facts: dict[str, Any], definition: Definition, bucket: int) -> Html | list[Html]:
     if not facts["windows_all"]:
         return tag("p", "This bucket remembers no writer: its batches were written without one.", class_="none")
     rows = [_window_row(each, definition, bucket) for each in facts["windows"]]
@@ -176,7 +197,7 @@ def _windows_html(facts: dict[str, Any], definition: TableDefinition, bucket: in
     ]
 
 
-def _window_row(each: dict[str, Any], definition: TableDefinition, bucket: int) -> list[Content]:
+def _window_row(each: dict[str, Any], definition: Definition, bucket: int) -> list[Content]:
     name: Content = each["writer"] or [tag("span", "no name, ", class_="null"), f"id {each['writer_id']}"]
     path = f"/tables/{definition.id}/changes"
     batches = [
@@ -202,14 +223,14 @@ def _offsets(batch: dict[str, Any]) -> str:
     return f"{first:,}" if first == last else f"{first:,}–{last:,}"
 
 
-def _undo(definition: TableDefinition, writer: str) -> Html | None:
+def _undo(definition: Definition, writer: str) -> Html | None:
     if definition.primary_key is None:
         return None
     where = url(f"/tables/{definition.id}/undo", writer=writer, start="earliest")
     return tag("a", "preview undo", href=where, aria_label=f"Preview an undo of {writer}")
 
 
-def _bucket_form(definition: TableDefinition, path: str, bucket: int) -> Html | None:
+def _bucket_form(definition: Definition, path: str, bucket: int) -> Html | None:
     if definition.buckets == 1:
         return None
     chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=definition.buckets - 1)
