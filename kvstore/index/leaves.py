@@ -97,7 +97,7 @@ class Leaves:
         reader = None if kernel is None else LeafReader(kernel, self._page_bytes, pages_max)
         buffer = None if reader is None else np.empty((pages_max + 1) * self._page_bytes, np.uint8)
         for numbers in self._leaves(pages_max, start, stop):
-            flat, places = self._read(numbers, np.ones_like(numbers), reader, buffer)
+            flat, places = self.read(numbers, np.ones_like(numbers), reader, buffer)
             found: PlacedRows | _NodeRows | None = None
             if reader is not None and (native := reader.find(flat, places, numbers, last)) is not None:
                 found = PlacedRows(flat, self._page_bytes, *native)
@@ -139,7 +139,7 @@ class Leaves:
 
     def _below_run(self, run: PageRun) -> PageRun:
         """The pages below a run of one branch that may hold keys of it."""
-        flat, places = self._read(run.numbers, np.ones_like(run.numbers))
+        flat, places = self.read(run.numbers, np.ones_like(run.numbers))
         nodes = self._nodes(flat, places, run.numbers, BRANCH)
         # LMDB ignores the first key of a branch page.
         keys = gather((flat,), nodes.keys[1:], nodes.key_bytes[1:])
@@ -190,7 +190,7 @@ class Leaves:
 
     def _children(self, numbers: np.ndarray, start: bytes, stop: bytes | None) -> np.ndarray:
         """Numbers of the pages below consecutive branches that may hold keys of the range."""
-        flat, places = self._read(numbers, np.ones_like(numbers))
+        flat, places = self.read(numbers, np.ones_like(numbers))
         nodes = self._nodes(flat, places, numbers, BRANCH)
         # LMDB ignores the first key of a branch page.
         looked_at = np.ones(len(nodes.keys), bool)
@@ -259,7 +259,7 @@ class Leaves:
             raise _damaged("a value is larger than the limit", bytes=int(lengths.max()))
         firsts = windows(flat, _NUMBER_BYTES)[starts[big]].view("<u8")
         counts = -(-(HEAD.size + lengths[big]) // self._page_bytes)
-        apart, places = self._read(firsts, counts)
+        apart, places = self.read(firsts, counts)
         heads = windows(apart, HEAD.size)[places].view(_HEAD)
         right = (heads["number"] == firsts) & (heads["kind"] == OVERFLOW)
         # A value that is put twice in a transaction, shorter the second time, keeps its pages.
@@ -270,7 +270,7 @@ class Leaves:
         starts[big] = places + HEAD.size
         return gather((flat, apart), starts, lengths, big)
 
-    def _read(
+    def read(
         self,
         firsts: np.ndarray,
         counts: np.ndarray,

@@ -153,7 +153,7 @@ COSTS: dict[str, tuple[tuple[str, ...], Callable[[int], dict[str, Any]], Callabl
 def rows_and_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of rows and of pages that were read from indexes."""
     counts = [0, 0]
-    found, read = View.found, Leaves._read
+    found, read = View.found, Leaves.read
 
     def found_and_counted(view: View, *arguments: Any) -> Any:
         for rows in found(view, *arguments):
@@ -165,7 +165,7 @@ def rows_and_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return read(leaves, firsts, numbers, *arguments)
 
     monkeypatch.setattr(View, "found", found_and_counted)
-    monkeypatch.setattr(Leaves, "_read", read_and_counted)
+    monkeypatch.setattr(Leaves, "read", read_and_counted)
     return counts
 
 

@@ -232,7 +232,7 @@ def test_every_edit_of_the_catalog_counts(store: kvstore.Store) -> None:
 
 def test_leases_are_readers_for_a_while(filled: kvstore.Table, store: kvstore.Store) -> None:
     store.alter_table("t", retention=dt.timedelta(days=1))
-    filled.lease("reading", {0: 5})
+    filled.parts.lease("reading", {0: 5})
     store.consumer("lasting").commit("t", {0: 3})
     ((name, tables),) = store.leases.items()
     assert (name, tables["t"].offsets, tables["t"].is_over) == ("reading", {0: 5}, False)
