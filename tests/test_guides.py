@@ -94,18 +94,40 @@ def test_every_room_has_its_line_and_its_tests() -> None:
     lines = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
     named = {name for room, *_ in lines for name in in_backticks(room)}
     assert {*packages()} <= named
-    for room, _, tests in lines:
+    for room, _, tests, _ in lines:
         assert in_backticks(tests), room
 
 
 def test_the_suite_of_a_room_stands_in_its_row() -> None:
     rows = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
-    tests_of = {name: in_backticks(tests) for room, _, tests in rows for name in in_backticks(room)}
+    tests_of = {name: in_backticks(tests) for room, _, tests, _ in rows for name in in_backticks(room)}
     for room in packages():
         suite = f"tests/{Path(room).name}"
         # Those of logformat have the names of rooms of kvstore, and share `tests/logformat`.
         if (ROOT / suite).exists() and not room.startswith("logformat/"):
             assert suite in tests_of[room], room
+
+
+TIERS = ["core", "supported", "experimental"]
+
+
+def test_every_room_and_every_extra_is_in_one_tier() -> None:
+    rooms = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    named = [name for room, *_, tier in rooms if tier in TIERS for name in in_backticks(room)]
+    assert sorted(named) == sorted({name for room, *_ in rooms for name in in_backticks(room)})
+    assert {*packages()} <= {*named}
+    rows = rows_of(ROOT / "CONTRIBUTING.md", "Tiers")
+    assert [tier for tier, _ in rows[:3]] == TIERS
+    extras = [name for _, listed in rows for name in in_backticks(listed)]
+    assert sorted(extras) == sorted(PYPROJECT["project"]["optional-dependencies"])
+
+
+def test_users_are_told_what_each_tier_promises() -> None:
+    page = (ROOT / "docs" / "index.md").read_text().partition("\n## Tiers\n")[2]
+    assert re.findall(r"\w+", page.partition("\n| |")[2].partition("\n")[0]) == [each.capitalize() for each in TIERS]
+    promises = {first for first, *_ in rows_of(ROOT / "docs" / "index.md", "Tiers")}
+    assert {"Parts", "Formats", "Tests"} < promises
+    assert all(f"*{tier}*" in (ROOT / "README.md").read_text() for tier in TIERS)
 
 
 def test_layers_are_those_of_the_import_contract() -> None:

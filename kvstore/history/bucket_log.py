@@ -69,7 +69,8 @@ class LoggedBatch(FoundBatch):
     Attributes:
         header: Its header.
         data: The whole batch, verified; a view of the mapped file.
-        path, position: The segment that it is in, and where.
+        path: File of the segment that it is in.
+        position: Where in the file it begins, in bytes.
         origin: Who wrote it, by what the catalog says now.
     """
 

@@ -186,7 +186,7 @@ class Replica:
             most: Objects that are listed at most, up to a million; with more, it is not known what is missing.
 
         Raises:
-            InvalidRequest: The replica was removed, has nothing of such a stream, or ``most`` is no such number.
+            InvalidRequest: The replica was removed, nothing of such a stream was shipped, or ``most`` is not possible.
             Unavailable: The replica can't be reached.
         """
         return objects_of(self._status(), stream, most)
