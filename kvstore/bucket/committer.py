@@ -439,9 +439,9 @@ class Committer:
             self._changed()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
-                self._append(
-                    [self._path.apply(self._context.staged_request(commit, definition), decided=True)], durable=True
-                )
+                bucket = self._context.place.identity.bucket_id
+                request = self._context.staged.request(commit, definition, bucket)
+                self._append([self._path.apply(request, decided=True)], durable=True)
         if self._path.log.is_full:
             self._path.roll()
             self._changed()

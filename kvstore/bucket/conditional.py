@@ -26,7 +26,7 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
     if len(small) == len(group):
         return [*path.apply_all(small)]
     found: list[Outcome | None] = []
-    for is_conditional, run in groupby(group, _is_conditional):
+    for is_conditional, run in groupby(group, lambda each: isinstance(each, ConditionalRequest)):
         if is_conditional:
             found += [_apply_if(path, each) for each in run if isinstance(each, ConditionalRequest)]
             continue
@@ -34,10 +34,6 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
         applied = iter(path.apply_all([each for each in requests if not isinstance(each, InvalidRequest)]))
         found += [each if isinstance(each, InvalidRequest) else next(applied) for each in requests]
     return found
-
-
-def _is_conditional(request: Submitted) -> bool:
-    return isinstance(request, ConditionalRequest)
 
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:

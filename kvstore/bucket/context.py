@@ -77,10 +77,6 @@ class BucketContext:
     options: StoreOptions
     meter: TableMeter
 
-    def staged_request(self, commit: OpenCommit, definition: TableDefinition) -> Request:
-        """The batch that an open commit has for this bucket; see :meth:`StagedCommits.request`."""
-        return self.staged.request(commit, definition, self.place.identity.bucket_id)
-
     def reader_positions(self) -> AbstractContextManager[Iterable[Offset]]:
         """Positions of registered readers of the bucket's log; see :meth:`TableCatalog.reader_positions`."""
         return self.catalog.reader_positions(self.place.identity.bucket_id)

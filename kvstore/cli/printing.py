@@ -48,11 +48,8 @@ def print_json(*documents: Any) -> None:
 def json_lines(documents: Iterable[Any]) -> bytes:
     """Each document on a line, with every character escaped that does not print."""
     lines = (msgspec.json.encode(document).decode() for document in documents)
-    return "".join(f"{_UNSAFE.sub(_json_escaped, line)}\n" for line in lines).encode("utf-8", "backslashreplace")
-
-
-def _json_escaped(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04x}"
+    shown = (_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
+    return "".join(f"{line}\n" for line in shown).encode("utf-8", "backslashreplace")
 
 
 def print_findings(findings: Iterable[str]) -> None:

@@ -144,7 +144,7 @@ class FileReader:
         key = [rows.column(name) for name in self.columns.key]
         strings = [column for column in key if _is_text(column.type)]
         # A key takes at most twice as many bytes; so the exact test is rarely needed.
-        if sum(_longest(column) for column in strings) * 2 + 16 * len(key) > KEY_BYTES_MAX:
+        if sum(pc.max(pc.binary_length(column)).as_py() or 0 for column in strings) * 2 + 16 * len(key) > KEY_BYTES_MAX:
             KeyCodec([rows.schema.field(name) for name in self.columns.key]).encode(key)
         return rows
 
@@ -238,7 +238,3 @@ def _renumber(found: FileRows, broken: list[tuple[int, str]], file: SourceFile) 
 
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
-
-
-def _longest(column: pa.Array) -> int:
-    return pc.max(pc.binary_length(column)).as_py() or 0

@@ -72,8 +72,8 @@ def findings(
         for name in sorted(bad)
     ]
     if status.shipped:
-        for name, is_right in ((paths.STORE_FILE, _is_of_store), (replica_manifest.NAME, _is_manifest_right)):
-            if not is_right(client, store_id, status):
+        for name, holds in ((paths.STORE_FILE, _is_of_store), (replica_manifest.NAME, _is_manifest_right)):
+            if not holds(client, store_id, status):
                 found.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
     return [*found, *missing(status if now is None else _in_both(status, now()), sizes)]
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
-from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
@@ -155,10 +154,6 @@ class StoreRuntime:
         """Status of the catalog."""
         return health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
 
-    def verify_catalog(self) -> None:
-        """Verify the pages of the journal; see :meth:`Journal.verify`."""
-        self._journal.verify()
-
     def damaged_images(self) -> list[str]:
         """Reasons why damaged images can't be used."""
         images = self._journal.images
@@ -174,7 +169,7 @@ class StoreRuntime:
         Args:
             settles: Whether open commits of processes that died are completed first.
         """
-        self.verify_catalog()
+        self._journal.verify()
         catalog = self.catalog()
         tables = sorted(catalog.tables.values(), key=lambda table: table.name)
         parts = [
@@ -309,8 +304,9 @@ class StoreRuntime:
     @uninterrupted
     def flush(self) -> None:
         """Make everything acknowledged durable and visible to every process."""
-        for handle in self._all_handles():
-            handle.flush()
+        for table in self._all_tables():
+            for handle in table.handles:
+                handle.flush()
         self._journal.flush()
         self._files.check()
 
@@ -372,9 +368,6 @@ class StoreRuntime:
     def _all_tables(self) -> list[OpenTable]:
         with self._mutex:
             return list(self._tables.values())
-
-    def _all_handles(self) -> list[BucketHandle]:
-        return [handle for table in self._all_tables() for handle in table.handles]
 
 
 # Two may have one path, if the directory of the first was moved, removed or replaced.

@@ -260,6 +260,20 @@ def test_following_by_urls(tmp_path: Path) -> None:
         assert new.replica("r").check()
 
 
+def test_a_copy_leaves_what_an_old_leader_asked_it_for_alone(tmp_path: Path) -> None:
+    """Version 0.1.0 asked copies for images of the catalog, by these objects."""
+    leader = Leader(tmp_path / "s", 3)
+    leader.ship()
+    asked = {f"{kind}/c": b"{}" for kind in ("task", "answer", "image")}
+    leader.objects.held.update(asked)
+    with follower(leader.objects, tmp_path / "c") as copy:
+        copy.pull()
+    assert leader.replica.check()
+    assert leader.replica.repair()
+    assert asked.items() <= leader.objects.held.items()
+    leader.store.close()
+
+
 def test_a_follower_warns_of_lag_and_of_wrong_clocks(tmp_path: Path) -> None:
     leader = Leader(tmp_path / "s", 3)
     leader.ship()

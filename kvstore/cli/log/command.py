@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 import kvstore
 from kvstore.cli.arguments import AsJson, BucketNumber, Directory, TableName, opened_store
 from kvstore.cli.log.walk import headers, segments
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_records, print_table, rows_of
+from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.log.segments import FoundBatch
 from logformat.ids import Offset
@@ -40,8 +40,8 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
                         "end_offset": stop,
                         "bytes": segment.bytes_with_batches(),
                         "batches": len(times),
-                        "first_time": _time(times[0]) if times else None,
-                        "last_time": _time(times[-1]) if times else None,
+                        "first_time": time_text(times[0]) if times else None,
+                        "last_time": time_text(times[-1]) if times else None,
                     }
                 )
     print_records(list(found[0]), found, as_json=as_json)
@@ -123,7 +123,7 @@ def _facts(found: FoundBatch) -> dict[str, Any]:
         "last_offset": header.last_offset,
         "records": header.record_count,
         "bytes": header.size,
-        "time": _time(header.commit_timestamp),
+        "time": time_text(header.commit_timestamp),
         "writer_id": header.writer_id,
         "sequence": header.batch_sequence,
         "epoch": header.writer_epoch,
@@ -135,7 +135,3 @@ def _facts(found: FoundBatch) -> dict[str, Any]:
         "segment": found.path.name,
         "position": found.position,
     }
-
-
-def _time(milliseconds: int) -> str:
-    return str(np.datetime64(milliseconds, "ms")) + "Z"
