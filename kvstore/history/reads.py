@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.history.selection import Selection
 from kvstore.history.since import keys_changed
@@ -48,6 +49,10 @@ class HistoryReads(ABC):
         """
         return history_of(self._past(), key, start)
 
+    def origins(self) -> Origins:
+        """Says of batches of the log who wrote them, by what the catalog says now."""
+        return self._past().origins()
+
     def undo(
         self,
         start: Start,
@@ -76,14 +81,16 @@ class HistoryReads(ABC):
             start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
                 time, ``earliest`` or ``latest``; changes before it stay.
             end: Exclusive, in the same forms; changes from there on stay.
-            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay.
+            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay. A name stands for all
+                runs that had it; the id for one of them.
             epoch: Number of an epoch of ``writer``; or the incarnation of a writer that sends batches. Alone, the epoch
                 of this number if only one writer has it.
             job: Name of an ingestion job, in place of a writer.
             task: Number of a task of ``job``.
 
         Raises:
-            InvalidRequest: An argument is none of these, or no change in the range has this origin.
+            InvalidRequest: An argument is none of these; no change in the range has this origin; or several runs of the
+                writer have an epoch of this number.
             UnsupportedOperation: The table's changelog is a WAL image; or its engine is not ``last_row``, and there are
                 arguments other than ``start``.
             OffsetOutOfRange: The log does not hold ``start`` or ``end``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -17,6 +18,7 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
+from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.history.reads import HistoryReads
 from kvstore.index.index import View
@@ -515,7 +517,7 @@ class TableReads(HistoryReads):
         return definition
 
     def _past(self) -> Past:
-        return Past(self._handles, self._keyed, self._latest, self._catalog.journal.state)
+        return Past(self._handles, self._keyed, self._latest, partial(Origins.known_to, self._newest))
 
     def _changes(
         self,

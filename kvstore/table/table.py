@@ -14,10 +14,10 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.commit.coordinator import Confirm
+from kvstore.commit.named_writers import CountedWriter
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
-from kvstore.meta.writers import NamedWriter
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
@@ -339,8 +339,8 @@ class Table(EverydayReads):
         check_replaceable(self._current())
 
     @property
-    def writers(self) -> dict[str, NamedWriter]:
-        """Named writers: what they send, and under which id and epoch."""
+    def writers(self) -> dict[str, CountedWriter]:
+        """Named writers: what they send, under which id, and, of those that count epochs, the ``last_epoch``."""
         self._current()
         return self._writers.named()
 

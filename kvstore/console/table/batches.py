@@ -15,7 +15,7 @@ from kvstore.console.table.difference import version_facts, version_html
 from kvstore.console.table.stretch import Batch, Stretch
 from kvstore.console.values import json_text
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
-from kvstore.history.origin import Origin, Origins
+from kvstore.history.origin import Origin
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.store.store import Store
@@ -152,7 +152,7 @@ def batch_page(store: Store, definition: TableDefinition, query: Query) -> Page:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
     found = next(table.bucket(bucket).log.batches(Offset(offset), Offset(offset + 1)))
     header = found.header
-    batch = Batch(header, Origins(store.runtime.catalog(), definition.id).of(header), found.path.name, found.position)
+    batch = Batch(header, table.origins().of(header), found.path.name, found.position)
     path, kept = f"/tables/{definition.id}/batch", {"bucket": query.text("bucket")}
     facts = batch_facts(batch)
     del facts["changes"]

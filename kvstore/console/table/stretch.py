@@ -15,7 +15,7 @@ from kvstore.console.query import Query
 from kvstore.console.table.difference import WORDS, Version, versions_of
 from kvstore.console.table.keys import bucket_of, key_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
-from kvstore.history.origin import Origin, Origins
+from kvstore.history.origin import Origin
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import AFTER, BEFORE, binlog_of, binlog_schema, changelog_columns
@@ -194,7 +194,7 @@ class Reader:
     ) -> None:
         # Read after the end of the log, so that it has the schemas of all changes.
         self._definition = store.runtime.catalog().tables[definition.id].named_as(definition)
-        self._origins = Origins(store.runtime.catalog(), definition.id)
+        self._origins = store.table(definition.name).origins()
         self._log = store.table(definition.name).bucket(bucket).log
         self._bucket = BucketId(bucket)
         self._schema = binlog_schema(self._definition, names)

@@ -10,6 +10,7 @@ from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager
 from kvstore.console.query import Query
+from kvstore.history.origin import Origins
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.meta.jobs import NO_JOBS, writer_of
 from kvstore.meta.state import TableDefinition
@@ -87,15 +88,16 @@ def _windows(
     store: Store, definition: TableDefinition, bucket: int, known: TableWriters, first: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """The number of writers that a bucket remembers, and the facts of a page of them, those that wrote last first."""
-    with store.table(definition.name).bucket(bucket).handle.snapshot() as view:
+    table = store.table(definition.name)
+    with table.bucket(bucket).handle.snapshot() as view:
         entries = view.writers()
+    origins = table.origins()
     newest = heapq.nlargest(first + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
-    return len(entries), [_window(id, entry, known) for id, entry in newest[first:]]
+    return len(entries), [_window(id, entry, known, origins) for id, entry in newest[first:]]
 
 
-def _window(id: WriterId, entry: WriterEntry, known: TableWriters) -> dict[str, Any]:
-    name = known.named.found(id)
-    writer = None if name is None else known.named[name]
+def _window(id: WriterId, entry: WriterEntry, known: TableWriters, origins: Origins) -> dict[str, Any]:
+    name, writer = origins.writer(id) or (None, None)
     last = entry.batches[-1].sequence
     counts_epochs = writer is not None and writer.kind == "epochs"
     return {

@@ -6,6 +6,7 @@ import datetime as dt
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.errors import ReplicaBehind, UnsupportedOperation
+from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.meta.state import TableDefinition
 from kvstore.process.meter import TableMeter
@@ -145,7 +147,8 @@ class TableInReplica(Table):
             return super().history(key, start)
 
     def _past(self) -> Past:
-        return Past(self._buckets_of_changes, self._keyed, self._latest, self._followed.catalog)
+        origins = partial(Origins, self._followed.catalog(), self._current().id)
+        return Past(self._buckets_of_changes, self._keyed, self._latest, origins)
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self._followed.name} of a {self._what}>"  # to count the rows would take reading them
