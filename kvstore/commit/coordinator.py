@@ -84,8 +84,12 @@ class Commits:
 
     def last_of_all(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name that all buckets have; None if it has none."""
-        found = [handle.last_sequence(writer_id) for handle in self._handles.values()]
-        return min((each for each in found if each is not None), default=None) if None not in found else None
+        last: Sequence | None = None
+        for handle in self._handles.values():
+            if (found := handle.last_sequence(writer_id)) is None:
+                return None
+            last = found if last is None else min(last, found)
+        return last
 
     def settle(self) -> None:
         """Complete open commits of dead processes, unless another process is committing."""

@@ -49,7 +49,7 @@ class CountedWriter(NamedWriter):
         be completed later than this; to send it again is no error.
 
         Raises:
-            StoreClosed, NoSuchTable: The store was closed, or the table dropped.
+            StoreClosed: The store was closed.
             CorruptData: An index is damaged.
         """
         if self.kind != "epochs" or (last := self._last(self.writer_id)) is None:

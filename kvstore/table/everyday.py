@@ -113,9 +113,8 @@ class EverydayReads(TableReads):
 
     def __len__(self) -> int:
         definition = self._current()
-        if (
-            definition.options.changelog_image == "wal" and definition.primary_key is not None
-        ):  # its rows are not counted
+        # The rows of a table with a WAL image are not counted.
+        if definition.options.changelog_image == "wal" and definition.primary_key is not None:
             return sum(batch.num_rows for batch in self._rows(definition, definition.primary_key))
         return self.count()
 

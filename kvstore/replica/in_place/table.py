@@ -6,7 +6,6 @@ import datetime as dt
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn, TypeVar, cast
 
 import pyarrow as pa
@@ -147,7 +146,9 @@ class TableInReplica(Table):
             return super().history(key, start)
 
     def _past(self) -> Past:
-        origins = partial(Origins, self._followed.catalog(), self._current().id)
+        def origins() -> Origins:
+            return Origins(self._followed.catalog(), self._current().id)
+
         return Past(self._buckets_of_changes, self._keyed, self._latest, origins)
 
     def __repr__(self) -> str:
