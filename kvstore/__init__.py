@@ -8,7 +8,7 @@ from kvstore.checkpoint.health import Health
 from kvstore.commit.consumers import Consumer, Lease
 from kvstore.history.bucket_log import BucketLog, LoggedBatch, LogSegment, SegmentContent
 from kvstore.history.bucket_status import BucketStatus
-from kvstore.history.origin import Origin
+from kvstore.history.origin import Origin, Origins
 from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
@@ -74,6 +74,7 @@ __all__ = [
     "NamedWriter",
     "OpenCommit",
     "Origin",
+    "Origins",
     "Patch",
     "Promoted",
     "Pulled",

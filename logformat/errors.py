@@ -63,6 +63,10 @@ class StoreError(Exception):
         facts = " ".join(f"{name}={value}" for name, value in self.where.items())
         return f"{self.message} {facts}" if facts else self.message
 
+    def __repr__(self) -> str:
+        facts = "".join(f", {name}={value!r}" for name, value in self.where.items())
+        return f"{type(self).__name__}({self.message!r}{facts})"
+
     def __reduce__(self) -> tuple[object, ...]:
         return _again, (type(self), self.message, self.where)
 

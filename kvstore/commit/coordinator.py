@@ -82,6 +82,15 @@ class Commits:
         """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
         return self._handles[BucketId(0)].last_sequence(writer_id)
 
+    def last_of_all(self, writer_id: WriterId) -> Sequence | None:
+        """Sequence of the last commit of a writer with a name that all buckets have; None if it has none."""
+        last: Sequence | None = None
+        for handle in self._handles.values():
+            if (found := handle.last_sequence(writer_id)) is None:
+                return None
+            last = found if last is None else min(last, found)
+        return last
+
     def settle(self) -> None:
         """Complete open commits of dead processes, unless another process is committing."""
         if self._catalog.writers().commits:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
@@ -35,6 +35,28 @@ TRANSACTION = "spark txn "
 Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
 
 
+@dataclass(frozen=True, slots=True)
+class CountedWriter(NamedWriter):
+    """A named writer of an open table; see :attr:`kvstore.Table.writers`."""
+
+    _last: Callable[[WriterId], Sequence | None] = field(kw_only=True, repr=False, compare=False)
+
+    @property
+    def last_epoch(self) -> int | None:
+        """The last epoch that all buckets have, read now; None if it has none, or sends batches.
+
+        After a restart, the next epoch to send is the one after it. An epoch of a process that has died meanwhile may
+        be completed later than this; to send it again is no error.
+
+        Raises:
+            StoreClosed: The store was closed.
+            CorruptData: An index is damaged.
+        """
+        if self.kind != "epochs" or (last := self._last(self.writer_id)) is None:
+            return None
+        return self.first_epoch + last
+
+
 class Writers:
     """Named writers of one table."""
 
@@ -44,9 +66,13 @@ class Writers:
         self._catalog = catalog
         self._journal = catalog.journal
 
-    def named(self) -> dict[str, NamedWriter]:
+    def named(self) -> dict[str, CountedWriter]:
         """Writers by name, as each was opened last."""
-        return dict(sorted(self._catalog.writers().named.items()))
+        last = self._commits.last_of_all
+        return {
+            name: CountedWriter(each.writer_id, each.epoch, each.kind, each.run, each.first_epoch, _last=last)
+            for name, each in sorted(self._catalog.writers().named.items())
+        }
 
     def new_id(self) -> WriterId:
         """See :func:`new_writer_id`."""

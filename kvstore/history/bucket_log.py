@@ -145,7 +145,7 @@ class BucketLog:
             CorruptBatch: A batch or the chain of segments is damaged; the iterator raises it.
         """
         within = self._within(start, end)
-        origins = Origins(self._catalog.journal.state(), self._catalog.table)
+        origins = Origins.known_to(self._catalog)
         return (
             LoggedBatch(each.header, each.data, each.path, each.position, origins.of(each.header))
             for each in self._files.batches(*within)

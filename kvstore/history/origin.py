@@ -1,17 +1,20 @@
 """Who wrote a batch of the log: its writer by name, the epoch, and the ingestion job and its files.
 
-Batches have only numbers. The catalog has the names that are still in use; of a name that was dropped or taken over,
-the number of the writer is what is left.
+Batches have only numbers. The catalog has the names that are in use. A writer that lost its name to another run has it
+in the edits of the catalog, as long as they are kept. Of a name that was dropped, the number of the writer is what is
+left.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from kvstore.meta.jobs import NO_JOBS, writer_of
 from kvstore.meta.state import CatalogState
+from kvstore.meta.table_catalog import CatalogReads
 from kvstore.meta.writers import NamedWriter
 from logformat.catalog.jobs import EndedTask, JobStatus
 from logformat.ids import NO_WRITER, TableId, WriterId
@@ -37,7 +40,7 @@ class Origin:
     """Who wrote a batch.
 
     Attributes:
-        writer: Name of the writer; its id as text if it has no name, or lost it.
+        writer: Name of the writer, also of one that lost it to another run; its id as text if it has none.
         epoch: For a writer of epochs, the number of the epoch; for others, the incarnation of the writer.
         counts_epochs: Whether it is a writer of epochs.
         sequence: Number of the batch among its writer's.
@@ -61,23 +64,49 @@ _NO_ORIGIN = Origin()
 
 
 class Origins:
-    """Origins of the batches of one table, by what the catalog says now."""
+    """Origins of the batches of one table, by what the catalog says now.
 
-    def __init__(self, state: CatalogState, table: TableId) -> None:
+    Args:
+        earlier: Returns the writers that had names, by id; called only for a batch of a writer that lost its name.
+    """
+
+    def __init__(
+        self,
+        state: CatalogState,
+        table: TableId,
+        earlier: Callable[[], Mapping[WriterId, tuple[str, NamedWriter]]] = dict,
+    ) -> None:
         writers = state.writers_of(table)
-        self._names: dict[WriterId, str] = {writer.writer_id: name for name, writer in writers.named.items()}
-        self._named: dict[str, NamedWriter] = dict(writers.named.items())
+        self._writers = {writer.writer_id: (name, writer) for name, writer in writers.named.items()}
+        self._former = writers.former
+        self._earlier = earlier
         self._jobs: dict[str, JobStatus] = {writer_of(id): job for id, job in state.jobs.get(table, NO_JOBS).items()}
+
+    @classmethod
+    def known_to(cls, catalog: CatalogReads) -> Origins:
+        """Origins of the batches of the table of a catalog."""
+        return cls(catalog.state(), catalog.definition().id, catalog.earlier_writers)
+
+    def writer(self, id: int) -> tuple[str, NamedWriter] | None:
+        """Name of a writer, and how it was opened last under it; None for one without a name.
+
+        Raises:
+            CorruptImage: An edit of the catalog is damaged.
+        """
+        if id in self._former and id not in self._writers:
+            self._writers = {**self._earlier(), **self._writers}
+            self._former = frozenset()
+        return self._writers.get(WriterId(id))
 
     def of(self, header: BatchHeader) -> Origin:
         """The origin of a batch."""
         id = header.writer_id
         if id == NO_WRITER:
             return _NO_ORIGIN
-        name = self._names.get(id)
-        if name is None:
+        known = self.writer(id)
+        if known is None:
             return Origin(str(id), int(id), header.writer_epoch, sequence=header.batch_sequence)
-        writer = self._named[name]
+        name, writer = known
         if writer.kind != "epochs":
             return Origin(name, int(id), header.writer_epoch, sequence=header.batch_sequence)
         epoch = writer.first_epoch + header.batch_sequence

@@ -9,7 +9,8 @@ from typing import Any
 
 from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.history.origin import Origins
+from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import End, Start
 from kvstore.read.follow import range_between
 from kvstore.request.partition import place_in
@@ -26,13 +27,13 @@ class Past:
             dropped, or the store was closed.
         latest: Returns the table's current entry in the catalog; read after an end of a log, it has the schemas of all
             changes before that end.
-        catalog: Returns the catalog as of now, which has the names of writers and jobs.
+        origins: Returns who wrote batches, by the names that writers and jobs have now.
     """
 
     handles: Sequence[BucketReads]
     current: Callable[[], TableDefinition]
     latest: Callable[[], TableDefinition]
-    catalog: Callable[[], CatalogState]
+    origins: Callable[[], Origins]
 
     @property
     def buckets(self) -> list[BucketId]:

@@ -25,7 +25,7 @@ class Selection:
     job: str | None = None
     task: int | None = None
     _seen: set[str] = field(default_factory=set)
-    _taken: set[str] = field(default_factory=set)
+    _taken: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, writer: Any, epoch: Any, job: Any, task: Any) -> Selection:
@@ -66,19 +66,19 @@ class Selection:
         if origin.writer is not None:
             self._seen.add(origin.writer)
         found = (
-            self.writer in (None, origin.writer, origin.writer_id)
+            self.writer in (None, origin.writer, origin.writer_id, str(origin.writer_id))
             and self.epoch in (None, origin.epoch)
             and self.job in (None, origin.job)
             and self.task in (None, origin.task)
             # An epoch alone is that of a commit, never the incarnation of a writer of batches.
             and (self.epoch is None or self.writer is not None or origin.counts_epochs)
         )
-        if found and origin.writer is not None:
-            self._taken.add(origin.writer)
+        if found and origin.writer is not None and origin.writer_id is not None:
+            self._taken[origin.writer_id] = origin.writer
         return found
 
     def check_found(self) -> None:
-        """Refuse a selection that has taken nothing, or the epochs of several writers.
+        """Refuse a selection that has taken nothing, or the epochs of several writers or runs.
 
         Raises:
             InvalidRequest: It has.
@@ -91,9 +91,12 @@ class Selection:
                 **self.described(),
                 writers=sorted(self._seen),
             )
-        if self.writer is None and len(self._taken) > 1:
+        if self.epoch is not None and len(self._taken) > 1:
+            names = sorted({*self._taken.values()})
             raise InvalidRequest(
-                "Several writers have this epoch; give the writer, too.",
+                "Several writers have this epoch; give the writer, too."
+                if len(names) > 1
+                else "Several runs of this writer have this epoch; give the id of one in place of its name.",
                 **self.described(),
-                writers=sorted(self._taken),
+                **({"writers": names} if len(names) > 1 else {"ids": sorted(self._taken)}),
             )

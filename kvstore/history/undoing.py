@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UnsupportedOperation
-from kvstore.history.origin import Origins
 from kvstore.history.past import Past, check_start
 from kvstore.history.selection import Selection
 from kvstore.history.unpicking import unpicked
@@ -102,7 +101,7 @@ def _part(
 ) -> tuple[Changes, pa.RecordBatch]:
     """Changes that undo the selected ones, and the keys in conflict."""
     schema, key = binlog_schema(definition), layout_of(definition)
-    origins = Origins(past.catalog(), definition.id)
+    origins = past.origins()
     parts, flags = [pa.RecordBatch.from_pylist([], schema)], [np.zeros(0, bool)]
     for bucket, (first, last, now) in ranges.items():
         log, taken = past.handles[bucket].log, set[Offset]()

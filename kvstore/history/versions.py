@@ -13,7 +13,7 @@ from functools import reduce
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.history.origin import ORIGIN_FIELDS, Origins
+from kvstore.history.origin import ORIGIN_FIELDS
 from kvstore.history.past import Past
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
@@ -51,7 +51,7 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     with past.reading():
         first, end, _ = past.range_of(bucket, start, "latest")
         definition = past.latest().named_as(known)  # read after `end`, so that it has the schemas of all changes
-        origins = Origins(past.catalog(), definition.id)
+        origins = past.origins()
         headers: dict[Offset, BatchHeader] = {}
 
         def noted() -> Iterator[FoundBatch]:

@@ -316,6 +316,12 @@ class Journal:
                             found += [bytes(value) for value in cursor.iternext(keys=False)]
         return found
 
+    def edits_kept(self) -> list[bytes]:
+        """Stored bytes of all edits that the journal still has."""
+        while True:
+            if (found := self.edits_after(Txid(self.segments()[0] - 1))) is not None:
+                return found  # else the first segment was dropped in between
+
     def segments(self) -> list[Txid]:
         """Txids of the first edits of all segments, in order."""
         return [Txid(int(name)) for name in self._listed()]

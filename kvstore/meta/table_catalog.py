@@ -11,8 +11,10 @@ from kvstore.clock import Clock
 from kvstore.errors import NoSuchTable
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.meta.writers import TableWriters
-from logformat.ids import BucketId, Offset, TableId
+from kvstore.meta.writers import NamedWriter, TableWriters, opened
+from logformat.catalog import edits
+from logformat.catalog.edits import DropWriter, OpenWriter
+from logformat.ids import BucketId, Offset, TableId, WriterId
 
 
 class Now(NamedTuple):
@@ -44,6 +46,9 @@ class CatalogReads(Protocol):
     def state(self) -> CatalogState:
         """The catalog as of now, which has the names of writers and jobs."""
 
+    def earlier_writers(self) -> dict[WriterId, tuple[str, NamedWriter]]:
+        """Writers that had a name, by id, with the name; those that lost it to another run as far as they are known."""
+
 
 @dataclass(slots=True, eq=False)
 class TableCatalog:
@@ -74,6 +79,25 @@ class TableCatalog:
     def writers(self) -> TableWriters:
         """Named writers of the table, and its open commits."""
         return self.journal.state().writers_of(self.table)
+
+    def earlier_writers(self) -> dict[WriterId, tuple[str, NamedWriter]]:
+        """Every writer that had a name, by id, with the name; it may have lost it to another run.
+
+        They come from the edits that the journal still has. A dropped name is forgotten, also for those who lost it.
+
+        Raises:
+            CorruptImage: An edit is damaged.
+        """
+        found: dict[WriterId, tuple[str, NamedWriter]] = {}
+        for data in self.journal.edits_kept():
+            if edits.op_of(data) not in (OpenWriter.op, DropWriter.op):
+                continue
+            match edits.decode(data).payload:
+                case OpenWriter(table_id=self.table) as edit:
+                    found[edit.writer_id] = edit.name, opened(edit)
+                case DropWriter(table_id=self.table, name=name):
+                    found = {id: each for id, each in found.items() if each[0] != name}
+        return found
 
     def now(self) -> Now:
         """What a write goes by, as of one moment.
@@ -124,6 +148,7 @@ class FixedCatalog:
     def __init__(self, known: CatalogReads, fixed: TableDefinition) -> None:
         self.name = known.name
         self.state = known.state
+        self.earlier_writers = known.earlier_writers
         self._known = known
         self._fixed = fixed
 

@@ -20,7 +20,7 @@ class NamedWriter:
     """A writer with a name, as it was last opened.
 
     Attributes:
-        epoch: Its current incarnation; lower ones are fenced.
+        epoch: Its current incarnation; lower ones are fenced. It is no epoch of :meth:`kvstore.Table.apply_epoch`.
         kind: ``batches`` or ``epochs``.
         run: For epochs: the run that numbers them, such as a streaming query; None if the writer named none.
         first_epoch: For epochs: the epoch that has sequence 0.
@@ -98,12 +98,11 @@ class TableWriters:
         """The writers after one more edit; an edit about something dropped does nothing."""
         match edit:
             case OpenWriter():
-                opened = NamedWriter(edit.writer_id, edit.writer_epoch, edit.kind, edit.run, edit.first_epoch or 0)
                 known = self.named.get(edit.name)
                 former = self.former if known is None or known.writer_id == edit.writer_id else self._former(edit.name)
                 if edit.writer_id in former:
                     former -= {edit.writer_id}
-                return replace(self, named=self.named.put(edit.name, opened), former=former)
+                return replace(self, named=self.named.put(edit.name, opened(edit)), former=former)
             case DropWriter():
                 return replace(self, named=self.named.without(edit.name), former=self._former(edit.name))
             case BeginCommit():
@@ -115,6 +114,11 @@ class TableWriters:
     def _former(self, name: str) -> frozenset[WriterId]:
         writer = self.named.get(name)
         return self.former if writer is None else self.former | {writer.writer_id}
+
+
+def opened(edit: OpenWriter) -> NamedWriter:
+    """The writer that an edit opens."""
+    return NamedWriter(edit.writer_id, edit.writer_epoch, edit.kind, edit.run, edit.first_epoch or 0)
 
 
 NO_WRITERS = TableWriters()

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names, integer, integer_within, shown
 from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
@@ -228,9 +229,13 @@ class Reading:
                 readers.append(reader.read(first, last, follow=follow))
         return readers
 
+    def origins(self) -> Origins:
+        """Says of batches of the log who wrote them, by what the catalog says now."""
+        return Origins.known_to(self._newest)
+
     def past(self) -> Past:
         """What reads of the past need."""
-        return Past(self.handles, self.keyed, self.latest, self._newest.state)
+        return Past(self.handles, self.keyed, self.latest, self.origins)
 
     def held(self, handle: H, read: Callable[[H, View], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Iterate over the batches that ``read`` returns for a view, taken now and closed with the iterator."""

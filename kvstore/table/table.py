@@ -12,13 +12,15 @@ from typing import Any, Self
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
+from kvstore.commit.named_writers import CountedWriter
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.history.origin import Origins
 from kvstore.history.selection import Selection
 from kvstore.history.undoing import Undo, undo_of
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meta.writers import NamedWriter, OpenCommit
+from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import spread
@@ -322,8 +324,8 @@ class Table(ReadTable):
         return self._opened.writers.is_last(writer, integer_within("epoch", epoch, 0, OFFSET_MAX))
 
     @property
-    def writers(self) -> dict[str, NamedWriter]:
-        """Named writers: what they send, and under which id and epoch."""
+    def writers(self) -> dict[str, CountedWriter]:
+        """Named writers: what they send, under which id, and, of those that count epochs, the ``last_epoch``."""
         self._reading.current()
         return self._opened.writers.named()
 
@@ -445,20 +447,26 @@ class Table(ReadTable):
             start: An offset (as of :meth:`offsets`, or ``log_end_offset`` of a write), offsets for each bucket, a
                 time, ``earliest`` or ``latest``; changes before it stay.
             end: Exclusive, in the same forms; changes from there on stay.
-            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay.
+            writer: Name or id of a writer, as :meth:`history` shows it; changes of others stay. A name stands for all
+                runs that had it; the id for one of them.
             epoch: Number of an epoch of ``writer``; or the incarnation of a writer that sends batches. Alone, the epoch
                 of this number if only one writer has it.
             job: Name of an ingestion job, in place of a writer.
             task: Number of a task of ``job``.
 
         Raises:
-            InvalidRequest: An argument is none of these, or no change in the range has this origin.
+            InvalidRequest: An argument is none of these; no change in the range has this origin; or several runs of the
+                writer have an epoch of this number.
             UnsupportedOperation: The table's changelog is a WAL image; or its engine is not ``last_row``, and there are
                 arguments other than ``start``.
             OffsetOutOfRange: The log does not hold ``start`` or ``end``.
             CorruptBatch: The log is damaged.
         """
         return undo_of(self._reading.past(), start, end, Selection.of(writer, epoch, job, task))
+
+    def origins(self) -> Origins:
+        """Says of batches of the log who wrote them, by what the catalog says now."""
+        return self._reading.origins()
 
     # Consumers
 

@@ -373,6 +373,11 @@ def encode(edit: Edit) -> bytes:
     return struct.pack("<I", crc32c(body)) + body
 
 
+def op_of(data: bytes) -> int:
+    """Op code of an encoded edit, which may be damaged; -1 if it is too short."""
+    return int(struct.unpack_from(HEAD, data)[1]) if len(data) >= _HEAD_BYTES else -1
+
+
 def decode(data: bytes) -> Edit:
     """Decode an edit.
 

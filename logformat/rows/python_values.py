@@ -1,8 +1,9 @@
 """Conversion of Python values to columns of a stored type.
 
-Each type takes values of a few Python types (``_TAKEN``), numpy's scalars of the same kind, and Arrow's scalars of
-what fits as Arrow data. pyarrow is asked only for what it does exactly: where it would round, cut or guess, the values
-become a column of a finer type first.
+Each type takes values of a few Python types (``_TAKEN``), members of enumerations whose values are of these, numpy's
+scalars of the same kind, and Arrow's scalars of what fits as Arrow data. Text and bytes take UUIDs, too. pyarrow is
+asked only for what it does exactly: where it would round, cut or guess, the values become a column of a finer type
+first.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +47,9 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
         raise SchemaMismatch("This column of text has NaN, which is a number; give None for null.")
     for is_one, taken, but, build in _TAKEN:
         if is_one(stored):
+            if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
+                values = [_standing_for(value, taken) for value in values]
+                kinds = set(map(type, values)) - {type(None)}
             return build(values, stored, _checked(kinds, taken, but))
     raise SchemaMismatch("A column of this type can't be made of Python values.")
 
@@ -62,6 +68,15 @@ def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
         return pa.RecordBatch.from_arrays(pa.array(rows, _struct_of(schema)).flatten(), schema=schema)
     except MISFITS:
         return None
+
+
+def _standing_for(value: Any, taken: Kinds) -> Any:
+    """The value of a member of an enumeration, and the text or bytes of a UUID, where they are taken."""
+    if isinstance(value, Enum) and not isinstance(value, taken):
+        value = value.value
+    if isinstance(value, UUID) and not isinstance(value, taken):
+        return str(value) if str in taken else value.bytes if bytes in taken else value
+    return value
 
 
 def _is_nan(value: Any) -> bool:

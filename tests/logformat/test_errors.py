@@ -41,6 +41,8 @@ def test_an_error_has_its_message_and_its_facts(kind: type[StoreError]) -> None:
     assert str(kind("It broke.")) == "It broke."
     error = kind("It broke.", path="/a/b", offset=7)
     assert str(error) == "It broke. path=/a/b offset=7"
+    assert repr(error) == f"{kind.__name__}('It broke.', path='/a/b', offset=7)"
+    assert repr(kind("It broke.")) == f"{kind.__name__}('It broke.')"
     assert (error.message, error.where) == ("It broke.", {"path": "/a/b", "offset": 7})
 
 
@@ -49,6 +51,7 @@ def test_an_error_survives_pickling(kind: type[StoreError]) -> None:
     error = kind("It broke.", path="/a/b", given=pa.list_(pa.int8()))
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.message, again.where, str(again)) == (kind, error.message, error.where, str(error))
+    assert repr(again) == repr(error)
 
 
 @every_kind

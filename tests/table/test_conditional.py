@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+import kvstore.table.table as table_module
 from kvstore.errors import (
     CorruptData,
     DeletionDisabled,
@@ -27,8 +28,8 @@ from kvstore.errors import (
 )
 from kvstore.index.index import Index
 from kvstore.request import small
+from kvstore.request.results import WriteResult
 from kvstore.table import conditional
-from kvstore.table.reading import Reading
 from tests.support.examples import slow
 from tests.support.tables import rows_of
 
@@ -261,24 +262,22 @@ class TestWhere:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([row(1, 1), row(2, 2)])
-        rows, fails = Reading.rows, [False]
+        write, fails = table_module.apply_if, [False]
 
         def identity(_: Any, column: pa.Array) -> pa.Array:
             if fails[0]:
                 raise RuntimeError("not today")
             return column
 
-        def read_then_fail(*given: Any) -> pa.RecordBatchReader:
-            fails[0] = False
-            found = rows(*given).read_all().to_reader()
+        def fail_from_now_on(*given: Any) -> WriteResult:
             fails[0] = True
-            return found
+            return write(*given)
 
         pc.register_scalar_function(
             identity, "kvstore_identity", {"summary": "", "description": ""}, {"n": pa.int32()}, pa.int32()
         )
         computed = pc.Expression._call("kvstore_identity", [pc.field("n")])
-        monkeypatch.setattr(Reading, "rows", read_then_fail)
+        monkeypatch.setattr(table_module, "apply_if", fail_from_now_on)
         with pytest.raises(InvalidRequest, match="not today"):
             table.update_where(pc.field("n") > 0, {"n": computed})
         fails[0] = False
@@ -303,14 +302,13 @@ class TestWhere:
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         table.upsert([row(1, 1), row(2, 1)])
-        rows = Reading.rows
+        write = table_module.apply_if
 
-        def then_others_write(*given: Any) -> pa.RecordBatchReader:
-            found = rows(*given)
+        def after_others(*given: Any) -> WriteResult:
             table.upsert(row(1, 5))
-            return found
+            return write(*given)
 
-        monkeypatch.setattr(Reading, "rows", then_others_write)
+        monkeypatch.setattr(table_module, "apply_if", after_others)
         table.delete(where=pc.field("n") == 1)
         monkeypatch.undo()
         assert rows_of(table) == [row(1, 5)]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 from decimal import Decimal
-from enum import StrEnum
+from enum import Enum, StrEnum
+from operator import itemgetter
 from typing import Annotated, Any, Literal
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pydantic
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.table.declared_schema import schema_of
 from tests.support.tables import rows_of
 
@@ -84,6 +87,53 @@ def test_a_pydantic_model_is_a_schema_and_its_instances_are_rows(store: kvstore.
     rows = [Model(path=name, day=dt.date(2026, 1, 2)) for name in "ab"]
     table.upsert(rows)
     assert [Model(**row) for row in rows_of(table)] == rows
+
+
+class Color(Enum):
+    RED = "red"
+    NONE = None
+
+
+class Level(Enum):
+    LOW, HIGH = 1, 2
+
+
+@dataclasses.dataclass
+class Order:
+    id: Annotated[UUID, pa.string()]
+    bytes: Annotated[UUID, pa.binary(16)]
+    level: Annotated[Level, pa.int8()]
+    color: Annotated[Color, pa.string()] | None
+    others: list[Annotated[UUID, pa.binary()]]
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_uuids_and_members_of_enumerations_are_stored_as_the_named_type(store: kvstore.Store, count: int) -> None:
+    ids = sorted(uuid5(NAMESPACE_URL, str(n)) for n in range(count))
+    table = store.create_table("orders", Order, ["id", "bytes"], buckets=2)
+    orders = [Order(id, id, Level.HIGH, Color.RED, [id]) for id in ids]
+    stored = [{"id": str(id), "bytes": id.bytes, "level": 2, "color": "red", "others": [id.bytes]} for id in ids]
+    table.upsert(orders if count > 1 else orders[0])
+    assert sorted(rows_of(table), key=itemgetter("id")) == stored
+    id, row = ids[0], stored[0]
+    assert table.get((id, id)) == table[id, id] == table.get((str(id), id.bytes)) == row
+    assert table.lookup([(id, id)]).drop_columns("_found").to_pylist() == [row]
+    assert table.put_if({**row, "color": Color.NONE, "level": Level.LOW}, dataclasses.asdict(orders[0]))
+    assert table[id, id] == {**row, "color": None, "level": 1}
+    table.update_where(pc.field("id") == str(id), {"color": Color.RED, "level": Level.HIGH})
+    assert table[id, id] == row
+    table.delete([(each, each) for each in ids])
+    assert rows_of(table) == []
+
+
+@pytest.mark.parametrize("value", [Level.LOW, uuid5(NAMESPACE_URL, "x"), Color.RED])
+def test_one_that_stands_for_another_type_is_refused(store: kvstore.Store, value: Any) -> None:
+    kind = "string" if isinstance(value, Level) else "int64"
+    table = store.create_table("t", {"k": kind, "v": kind}, "k")
+    for row in ({"k": value, "v": None}, [{"k": value}] * 20):
+        with pytest.raises(SchemaMismatch, match="A value has a different type than the column"):
+            table.upsert(row)
+    assert len(table) == 0
 
 
 def test_a_dict_names_types(store: kvstore.Store) -> None:

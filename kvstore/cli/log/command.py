@@ -14,6 +14,7 @@ from kvstore.cli.log.walk import headers, segments
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_line, print_records, print_table, rows_of
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
+from kvstore.history.origin import Origins
 from kvstore.log.segments import FoundBatch
 from logformat.ids import Offset
 from logformat.log.batch import APPEND_ONLY, NAMED_WRITER
@@ -73,7 +74,7 @@ def show(
         table = store.table(name)
         if bucket is None and table.buckets > 1:
             raise InvalidRequest("Each bucket has its own log; choose a bucket with --bucket.", buckets=table.buckets)
-        log = table.bucket(bucket or 0).handle.log
+        log, origins = table.bucket(bucket or 0).handle.log, table.origins()
         first, end = table.offsets()[bucket or 0]
         start = first if start is None else start
         if not first <= start <= end - (offset is not None):
@@ -81,32 +82,32 @@ def show(
         batches = islice(log.batches(Offset(start), Offset(end)), limit)
         if records:
             for found in batches:
-                _show_records(table, bucket or 0, found, as_json=as_json)
+                _show_records(table, bucket or 0, found, origins, as_json=as_json)
         elif as_json:
             for found in batches:
-                print_json(_facts(found))
+                print_json(_facts(found, origins))
         else:
-            _show_headers(batches)
+            _show_headers(batches, origins)
 
 
-def _show_headers(batches: Iterator[FoundBatch]) -> None:
+def _show_headers(batches: Iterator[FoundBatch], origins: Origins) -> None:
     printed: AlignedRows | None = None
     # 100 at a time, so that columns are as wide as they need to be.
-    while rows := [_facts(found) for found in islice(batches, 100)]:
+    while rows := [_facts(found, origins) for found in islice(batches, 100)]:
         printed = printed or AlignedRows(list(rows[0]), right=[isinstance(fact, int) for fact in rows[0].values()])
         printed.add([list(_in_words(facts).values()) for facts in rows])
 
 
-def _show_records(table: kvstore.Table, bucket: int, found: FoundBatch, *, as_json: bool) -> None:
+def _show_records(table: kvstore.Table, bucket: int, found: FoundBatch, origins: Origins, *, as_json: bool) -> None:
     header = found.header
     last = header.base_offset + header.record_count
     names = ["_log_offset", "_change_type", *table.schema.names]
     found_changes = table.changelog(header.base_offset, last, bucket, names)
     changes = [row for batch in found_changes for row in rows_of(batch)]
     if as_json:
-        print_json({**_facts(found), "changes": [dict(zip(names, change, strict=True)) for change in changes]})
+        print_json({**_facts(found, origins), "changes": [dict(zip(names, change, strict=True)) for change in changes]})
         return
-    print_facts(_in_words(_facts(found)))
+    print_facts(_in_words(_facts(found, origins)))
     print_line("")
     print_table(names, [[offset, ChangeType(word).short, *row] for offset, word, *row in changes])
     print_line("")
@@ -116,8 +117,9 @@ def _in_words(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: ", ".join(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
 
-def _facts(found: FoundBatch) -> dict[str, Any]:
+def _facts(found: FoundBatch, origins: Origins) -> dict[str, Any]:
     header = found.header
+    named = origins.writer(header.writer_id)
     return {
         "base_offset": header.base_offset,
         "last_offset": header.last_offset,
@@ -125,6 +127,7 @@ def _facts(found: FoundBatch) -> dict[str, Any]:
         "bytes": header.size,
         "time": time_text(header.commit_timestamp),
         "writer_id": header.writer_id,
+        "writer": None if named is None else named[0],
         "sequence": header.batch_sequence,
         "epoch": header.writer_epoch,
         "schema_id": header.schema_id,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from kvstore import NamedWriter, Store
+from kvstore import NamedWriter, Origins, Store
 from kvstore.clock import time_text
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
@@ -30,7 +31,7 @@ class Known:
         fenced: Ids that lost their name.
     """
 
-    named: dict[str, NamedWriter]
+    named: Mapping[str, NamedWriter]
     names: dict[int, str]
     fenced: frozenset[int]
 
@@ -109,14 +110,13 @@ def _named(store: Store, definition: Definition, known: Known) -> list[dict[str,
 
 def _windows(definition: Definition, bucket: int, known: Known, first: int) -> tuple[int, list[dict[str, Any]]]:
     """The number of writers that a bucket remembers, and the facts of a page of them, those that wrote last first."""
-    entries = definition.table.bucket(bucket).writers()
+    entries, origins = definition.table.bucket(bucket).writers(), definition.table.origins()
     newest = heapq.nlargest(first + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
-    return len(entries), [_window(id, entry, known) for id, entry in newest[first:]]
+    return len(entries), [_window(id, entry, known, origins) for id, entry in newest[first:]]
 
 
-def _window(id: int, entry: WriterEntry, known: Known) -> dict[str, Any]:
-    name = known.names.get(id)
-    writer = None if name is None else known.named[name]
+def _window(id: int, entry: WriterEntry, known: Known, origins: Origins) -> dict[str, Any]:
+    name, writer = origins.writer(id) or (None, None)
     last = entry.batches[-1].sequence
     counts_epochs = writer is not None and writer.kind == "epochs"
     return {

@@ -17,13 +17,14 @@ from typing import NamedTuple
 from kvstore.clock import Clock
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.writers import NamedWriter
 from kvstore.read.rebuilt_rows import TemporaryRows
 from kvstore.replica.client import Client
 from kvstore.replica.read.parts import RangePart
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import Tail
-from logformat.ids import BucketId, Epoch, Offset, SchemaId
+from logformat.ids import BucketId, Epoch, Offset, SchemaId, WriterId
 
 REFRESH_SECONDS = 1.0
 """Time between two looks at the replica: a leader ships about once a second."""
@@ -191,6 +192,10 @@ class FollowedTable:
         """The catalog of the replica, as of a second ago."""
         with self._mutex:
             return self._catalog()
+
+    def earlier_writers(self) -> dict[WriterId, tuple[str, NamedWriter]]:
+        """None: of a replica, only the catalog as it is now is read."""
+        return {}
 
     def last_timestamp(self, bucket: int) -> int:
         """Timestamp of the last commit of a bucket (ms); 0 if there is none."""
