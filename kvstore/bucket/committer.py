@@ -39,6 +39,7 @@ from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.disk.address_space import shortage
+from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -538,19 +539,19 @@ class Committer:
             if began - self._readers_checked >= READER_CHECK_SECONDS:
                 self._readers_checked = began
                 self._path.index.release_dead_readers()
-            try:
-                self._path.commit()
-            except lmdb.MapFullError:
-                failure = self._grow()
-                if failure is not None:
-                    raise failure from None
-                self._path.commit()
-            except lmdb.MemoryError as error:
-                self._restore()
-                raise shortage(self._context.place.index, error) from error
-            except lmdb.Error as error:
-                self._restore()
-                raise StoreFull("The index can't be committed; free some space.", reason=str(error)) from error
+            while self._path.index.writing:
+                try:
+                    self._path.commit()
+                except lmdb.MapFullError:
+                    failure = self._grow()
+                    if failure is not None:
+                        raise failure from None
+                except StoreFull:
+                    self._restore()
+                    raise
+                except lmdb.Error as error:
+                    self._restore()
+                    raise write_refusal(error, self._context.place.index) from error
             self.all_committed = True
             self._plan(self._clock.monotonic() - began)
             self._meter.commit.since(began)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import threading
 
-import lmdb
-
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.maintenance import Maintenance
@@ -18,7 +16,6 @@ from kvstore.bucket.recovery import open_for_writing
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.disk.lock import ProcessLock
-from kvstore.errors import StoreFull
 from kvstore.log import recovery as log_recovery
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -93,10 +90,6 @@ def create_bucket(
         with refusals(place.directory):
             log_recovery.create(place.log, place.identity, files)
             open_for_writing(place, definition, options, files, clock).close()
-    except lmdb.Error as error:
-        raise StoreFull(
-            "The index of a new bucket can't be written; free some space.", path=place.index, reason=str(error)
-        ) from error
     finally:
         lock.release()
         # Until the catalog has the table another process may remove what is here, and give the same id to another.

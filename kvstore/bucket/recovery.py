@@ -43,6 +43,7 @@ def open_for_writing(
 
     Raises:
         CorruptBatch: The log lost durable changes. Nothing was changed.
+        StoreFull: The index has no room. Nothing is lost: the next call recovers what the index lacks.
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):

@@ -183,7 +183,7 @@ class WritePath:
 
         Raises:
             LogFailed: See :meth:`Log.sync`.
-            lmdb.Error: The index is full or failed; :meth:`restore` it.
+            StoreFull, lmdb.Error: See :meth:`Index.commit`; :meth:`restore` the index.
         """
         self.log.sync()
         self._commit_index()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import lmdb
@@ -19,6 +20,9 @@ _READERS_MAX = 1022
 _LOCK_BYTES = 1 << 16
 """Size of LMDB's lock file for this number of readers."""
 _DATABASES_MAX = 1024
+_PROBE_BYTES = 1 << 12
+_OF_THE_DISK = (lmdb.Error, lmdb.DiskError, lmdb.MemoryError)
+"""Types of LMDB's errors, exactly, that do not depend on the content of its file."""
 
 Identity = tuple[int, int]
 """Numbers of a file's device and inode."""
@@ -99,6 +103,45 @@ def open_lmdb(
         raise CorruptData(
             "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
         ) from error
+
+
+def write_refusal(error: lmdb.Error, directory: Path) -> StoreFull:
+    """The error of the store for one of LMDB in writing an environment, which no other process may write now.
+
+    Where the disk got full in the middle of a write, LMDB says that it failed; so the disk is asked for more room.
+    """
+    if isinstance(error, lmdb.MemoryError):
+        return address_space.shortage(directory, error)
+    if isinstance(error, lmdb.DiskError) or not _has_room(directory / DATA):
+        return StoreFull("No space on the disk; free some and try again.", path=directory)
+    return StoreFull(
+        "The disk refuses a write of LMDB; free some space, or repair the disk and reopen the store.",
+        path=directory,
+        reason=str(error),
+    )
+
+
+def _has_room(data: Path) -> bool:
+    try:
+        descriptor = os.open(data, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            # After the last page: LMDB reads nothing there.
+            return os.pwrite(descriptor, bytes(_PROBE_BYTES), os.fstat(descriptor).st_size) == _PROBE_BYTES
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        return not isinstance(refusal(error, data), StoreFull)
+
+
+@contextmanager
+def write_refusals(directory: Path) -> Iterator[None]:
+    """Turn errors of the disk in writing an environment into those of :func:`write_refusal`; LMDB's others stay."""
+    try:
+        yield
+    except lmdb.Error as error:
+        if type(error) not in _OF_THE_DISK:
+            raise
+        raise write_refusal(error, directory) from error
 
 
 def identity_of(file: str) -> Identity | None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from kvstore.disk.environment import Environment, Transaction
 from kvstore.disk.files import open_file
-from kvstore.disk.lmdb_files import LMDB_FILES, Identity
+from kvstore.disk.lmdb_files import LMDB_FILES, Identity, write_refusals
 from kvstore.disk.pages import last_commit, tree_of
 from kvstore.errors import CorruptData
 from kvstore.index import writeback
@@ -339,12 +339,17 @@ class Index:
         """Make all changes durable, together with the state.
 
         Raises:
-            lmdb.Error: The transaction is no longer usable; abort it.
+            StoreFull: The disk has no room, or refuses otherwise. The transaction is no longer usable; abort it.
+            lmdb.Error: The map is full, or a page is damaged. The same.
         """
         transaction = self._writable()
         transaction.put(_STATE, index_state.encode(state))
         is_large = self.dirty_bytes() >= writeback.BYTES_MIN
-        with writeback.writing_back(self.environment.directory / LMDB_FILES[0]) if is_large else nullcontext():
+        directory = self.environment.directory
+        with (
+            write_refusals(directory),
+            writeback.writing_back(directory / LMDB_FILES[0]) if is_large else nullcontext(),
+        ):
             transaction.commit()
         self._transaction = None
 

@@ -30,10 +30,11 @@ import lmdb
 from kvstore.clock import Clock
 from kvstore.disk.environment import Transaction, open_environment
 from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import write_refusal
 from kvstore.disk.lock import EditLock
 from kvstore.errors import CorruptImage, StoreError, StoreFull, StoreReplaced, UnsupportedOperation, WriterFenced
 from kvstore.meta.image import TXID_MAX, Image, Images
-from kvstore.meta.journal_segments import check_name, needed_segments, refusal, segment_name, segments_of
+from kvstore.meta.journal_segments import check_name, needed_segments, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
@@ -67,7 +68,7 @@ def create_journal(directory: Path, files: Files, edit: Edit) -> None:
             transaction.commit()
         except lmdb.Error as error:
             transaction.abort()
-            raise refusal(error, directory) from error
+            raise write_refusal(error, directory) from error
     finally:
         environment.close()
 
@@ -348,7 +349,7 @@ class Journal:
                     self._environment.drop_database(transaction, name)
                 transaction.commit()
             except lmdb.Error as error:
-                raise refusal(error, self._environment.directory) from error
+                raise write_refusal(error, self._environment.directory) from error
         return int(names[len(old)]) - int(names[0]) if old else 0
 
     def verify(self) -> None:
@@ -432,7 +433,7 @@ class Journal:
             except lmdb.MapFullError:
                 raise
             except lmdb.Error as error:
-                raise refusal(error, self._environment.directory) from error
+                raise write_refusal(error, self._environment.directory) from error
             except OSError as error:
                 raise StoreFull("The disk failed; free some space.", reason=str(error)) from error
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from pathlib import Path
 
 import lmdb
 
-from kvstore.disk.address_space import shortage
 from kvstore.disk.environment import Transaction
-from kvstore.errors import CorruptImage, StoreFull
+from kvstore.errors import CorruptImage
 from kvstore.meta.state import CatalogState
 from logformat.ids import Txid
 
@@ -50,10 +48,3 @@ def needed_segments(names: list[str], state: CatalogState) -> list[str]:
 def segment_name(first: Txid) -> str:
     """Name of the segment that begins with an edit."""
     return f"{first:0{_NAME_DIGITS}d}"
-
-
-def refusal(error: lmdb.Error, journal: Path) -> StoreFull:
-    """The error of the store for one of LMDB in writing a journal."""
-    if isinstance(error, lmdb.MemoryError):
-        return shortage(journal, error)
-    return StoreFull("The catalog can't be written; free some space.", reason=str(error))

@@ -49,7 +49,6 @@ class Copy:
 
         Raises:
             StoreFull, LogFailed: The disk of the copy is full or failed.
-            lmdb.Error: The index failed.
         """
         if not can_undo(self.path.definition):
             return

@@ -44,7 +44,6 @@ def undo(place: BucketPlace, definition: TableDefinition, before: IndexState, fi
     Raises:
         CorruptData, OffsetOutOfRange: The copy is damaged, or the batch does not lead back to that state.
         StoreFull, LogFailed: The disk is full or failed.
-        lmdb.Error: The index is full or failed.
     """
     index = usable_index(place, StoreOptions(), files)
     if index is None:
