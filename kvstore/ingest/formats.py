@@ -11,10 +11,9 @@
 from __future__ import annotations
 
 import stat
-import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from csv import Error as NoCells, reader as cells
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -22,6 +21,7 @@ from enum import StrEnum
 from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
@@ -45,6 +45,7 @@ LINE_BYTES_MAX = 1 << 26
 ARRAY_BYTES_MAX = 1 << 28
 """Maximum size of a file that is one JSON array."""
 _INFERRED_ELEMENTS = 1000
+_COPIED_BYTES = 1 << 16
 _RELEASE_SECONDS = 30
 """Longest wait for Arrow's threads to release a file: they may be in a read of one block."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -330,6 +331,10 @@ class _Lent:
         """The next bytes of the file; none if it is over."""
         return b"" if self.is_over else self._file.read(size)
 
+    def close(self) -> None:
+        """Arrow does this with what it reads; the file stays open."""
+        self.is_over = True
+
     def left_out(self, row: csv.InvalidRow) -> str:
         """Take the number of a row that can't be parsed."""
         assert self._broken is not None
@@ -395,12 +400,14 @@ class _Csv:
         self, file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
     ) -> Iterator[_CsvBatches]:
         lent = _Lent(file, broken)
-        released = threading.Event()
-        weakref.finalize(lent, released.set)
+        # C puts into this queue, no bytecode: so the thread that releases the file is done with Python before a get ends.
+        released = SimpleQueue[object]()
+        end = weakref.ref(lent, released.put)  # noqa: F841 (a reference that is gone calls nothing)
         batches = _CsvBatches(None)
         try:
             batches.opened = csv.open_csv(
-                lent,
+                # Copies what it reads into Arrow's memory: blocks that were read ahead are released late.
+                pa.BufferedInputStream(pa.PythonFile(lent, "r"), _COPIED_BYTES),
                 read_options=csv.ReadOptions(use_threads=False, block_size=block),
                 parse_options=csv.ParseOptions(
                     delimiter=self._delimiter,
@@ -418,7 +425,8 @@ class _Csv:
             lent.is_over = True
             batches.close()
             del lent
-            released.wait(_RELEASE_SECONDS)
+            with suppress(Empty):
+                released.get(timeout=_RELEASE_SECONDS)
 
     @staticmethod
     def _portion(cells: pa.RecordBatch, schema: pa.Schema) -> Portion:
