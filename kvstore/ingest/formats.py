@@ -400,7 +400,7 @@ class _Csv:
         self, file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
     ) -> Iterator[_CsvBatches]:
         lent = _Lent(file, broken)
-        # C puts into this queue, no bytecode: so the thread that releases the file is done with Python before a get ends.
+        # C puts into this queue, no bytecode: before a get ends, the thread that releases the file is done with Python.
         released = SimpleQueue[object]()
         end = weakref.ref(lent, released.put)  # noqa: F841 (a reference that is gone calls nothing)
         batches = _CsvBatches(None)
