@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvstore import Store
 from kvstore.console.commands import command
@@ -172,14 +172,28 @@ class Answers:
         disposition = {"Content-Disposition": f'attachment; filename="{found.name}"'}
         return Response(found.data, media_type=found.media_type, headers=disposition)
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: Request) -> ASGIApp:
         """New changes of a table as server-sent events, until the client goes."""
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            if self._followers >= FOLLOWERS_MAX:
+                error = Unavailable("Too many pages follow a changelog; close one.", most=FOLLOWERS_MAX)
+                await self._failed(error, as_json=_is_api(request), status=503)(scope, receive, send)
+                return
+            self._followers += 1  # before anything is awaited: other requests are counted then
+            try:
+                response = await self._following(request)
+                await response(scope, receive, send)
+            finally:
+                self._followers -= 1
+
+        return answer
+
+    async def _following(self, request: Request) -> Response:
         as_json = _is_api(request)
         last = request.headers.get("last-event-id")  # a browser that connects again goes on there
+        first = [] if last is None else [("start", last)]
         try:
-            if self._followers >= FOLLOWERS_MAX:
-                raise Unavailable("Too many pages follow a changelog; close one.", most=FOLLOWERS_MAX)
-            first = [] if last is None else [("start", last)]
             tail = await run_in_threadpool(_of, Tail.of, await self._opened.get(), request, first)
         except StoreError as error:
             return self._failed(error, as_json=as_json, status=503 if isinstance(error, Unavailable) else None)
@@ -194,7 +208,6 @@ class Answers:
             found = tail.step(store)
             return None if found is None else shown(*found)
 
-        self._followers += 1
         try:
             yield f"retry: {1000 * LIVE_SECONDS:.0f}\n\n"
             while not (self._stopping() or await request.is_disconnected()):
@@ -204,8 +217,6 @@ class Answers:
                 await anyio.sleep(LIVE_SECONDS)
         except StoreError as error:
             yield _event("failure", msgspec.json.encode(error_facts(error)).decode(), tail.at)
-        finally:
-            self._followers -= 1
 
     async def missing(self, request: Request, _: Exception) -> Response:
         """The answer to a path that the console does not have."""

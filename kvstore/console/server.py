@@ -13,6 +13,7 @@ from pathlib import Path
 import uvicorn
 
 from kvstore.console.app import application
+from kvstore.console.connection import Connection
 from kvstore.errors import InvalidRequest, Unavailable
 
 HTTP_PORT = 80
@@ -41,7 +42,9 @@ def serve(store: Path, host: str, port: int, show: Callable[[str], None], *, ope
         names = {*_NAMES, name.lower()}
         hosts = frozenset({f"{each}:{port}" for each in names} | (names if port == HTTP_PORT else set()))
         app = application(store, token, hosts, f"kvstore-{port}", lambda: server.should_exit)
-        settings = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, ws="none")
+        settings = uvicorn.Config(
+            app, http=Connection, log_level="warning", access_log=False, server_header=False, ws="none"
+        )
         server = uvicorn.Server(settings)
         url = f"http://{name}:{port}/?token={token}"
         show(url)

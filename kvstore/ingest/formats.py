@@ -1,6 +1,8 @@
 """Reading of Parquet, Arrow, CSV and JSON lines files as rows of a table, in portions.
 
-* A file of any size takes bounded memory: some blocks of text, or a row group of Parquet, or a batch of Arrow.
+* A file of any size takes bounded memory: some blocks of text, or a row group of Parquet, or a batch of Arrow. A row of
+  CSV and a line of JSON have a limit, so this also holds for a small file that is large once it is decompressed.
+* No thread of Arrow has an object of Python when a read ends: it would abort the process if that ends, too.
 * The file or the table's schema defines the type of a value; types are inferred only for the columns of a table that is
   created from a CSV or JSON lines file.
 * A row that does not fit raises a SchemaMismatch with its number: rows count from 1, without a CSV file's header.
@@ -9,14 +11,17 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager, suppress
 from csv import Error as NoCells, reader as cells
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
@@ -28,17 +33,25 @@ from logformat.rows import intake
 from logformat.rows.given import unnamed_index
 from logformat.rows.json_form import from_json, from_text
 from logformat.rows.python_values import MISFITS
+from logformat.rows.schema import COLUMNS_MAX
 
 PORTION_ROWS = 1 << 13
 INFERRED_BYTES = 1 << 20
 """Bytes of a text file from which the columns of a new table are inferred."""
 CSV_BLOCK_BYTES = 1 << 24
-"""Maximum length of a line of a CSV file."""
+"""Maximum length of a row of a CSV file."""
+LINE_BYTES_MAX = 1 << 26
+"""Maximum length of a line of a JSON lines file."""
 ARRAY_BYTES_MAX = 1 << 28
 """Maximum size of a file that is one JSON array."""
 _INFERRED_ELEMENTS = 1000
+_COPIED_BYTES = 1 << 16
+_RELEASE_SECONDS = 30
+"""Longest wait for Arrow's threads to release a file: they may be in a read of one block."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
+_STRADDLES = "straddles two block boundaries"
+"""Part of Arrow's message of a row that is longer than a block."""
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
 _UNREADABLE = (OSError, EOFError, UnicodeDecodeError, pa.ArrowException)
 UNFIT = (StoreError, *MISFITS, RecursionError)
@@ -76,8 +89,11 @@ class Reader(Protocol):
     def names(self, file: BinaryIO) -> list[str]:
         """Names of the file's columns; those of the first row in a format where each row has its own."""
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:
-        """All rows in order; without ``broken``, a row that can't be parsed makes the file unreadable."""
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:
+        """All rows in order; without ``broken``, a row that can't be parsed makes the file unreadable.
+
+        Close it before the file.
+        """
 
 
 class Source:
@@ -120,6 +136,7 @@ class Source:
         """
         with self._opened() as (_, file):
             columns = self._reader.columns(file)
+        _check_count(len(columns))
         if isinstance(self._reader, (_Csv, _JsonLines)) and (
             unknown := [field.name for field in columns if pa.types.is_null(field.type)]
         ):
@@ -144,8 +161,8 @@ class Source:
         row = 1
         try:
             self._check_header(schema)
-            with self._opened() as (stored, file):
-                for rows, fit in self._reader.portions(file, schema):
+            with self._opened() as (stored, file), closing(self._reader.portions(file, schema)) as portions:
+                for rows, fit in portions:
                     yield from _fitting(fit, rows, row)
                     row += rows
                     read(stored.tell())
@@ -267,7 +284,7 @@ class _Parquet:
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:  # noqa: ARG002
         with parquet.ParquetFile(file) as opened:
             for batch in opened.iter_batches(PORTION_ROWS):
                 yield from _portions_of(batch, schema)
@@ -280,7 +297,7 @@ class _Arrow:
     def names(self, file: BinaryIO) -> list[str]:
         return self.columns(file).names
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:  # noqa: ARG002
         opened = self._opened(file)
         if isinstance(opened, ipc.RecordBatchFileReader):
             batches = map(opened.get_batch, range(opened.num_record_batches))
@@ -296,51 +313,120 @@ class _Arrow:
         return ipc.open_file(file) if magic == b"ARROW1" else ipc.open_stream(file)
 
 
+class _Lent:
+    """A file as Arrow's threads read it, and what they call; both end with it.
+
+    Attributes:
+        is_over: Whether nothing more is read.
+    """
+
+    closed = False
+
+    def __init__(self, file: BinaryIO, broken: Broken | None) -> None:
+        self._file = file
+        self._broken = broken
+        self.is_over = False
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the file; none if it is over."""
+        return b"" if self.is_over else self._file.read(size)
+
+    def close(self) -> None:
+        """Arrow does this with what it reads; the file stays open."""
+        self.is_over = True
+
+    def left_out(self, row: csv.InvalidRow) -> str:
+        """Take the number of a row that can't be parsed."""
+        assert self._broken is not None
+        # The parser counts the header as a row.
+        self._broken(row.number - 1, f"it has {row.actual_columns} cells, and the header {row.expected_columns}")
+        return "skip"
+
+
+@dataclass
+class _CsvBatches:
+    """The batches of a CSV file; nothing else refers to Arrow's reader, so it is gone once this is closed."""
+
+    opened: csv.CSVStreamingReader | None
+
+    @property
+    def schema(self) -> pa.Schema:
+        assert self.opened is not None
+        return self.opened.schema
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while self.opened is not None:
+            try:
+                yield self.opened.read_next_batch()
+            except StopIteration:
+                return
+
+    def close(self) -> None:
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None
+
+
 class _Csv:
     def __init__(self, delimiter: str = ",") -> None:
         self._delimiter = delimiter
 
     def columns(self, file: BinaryIO) -> pa.Schema:
         first = _copied(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
-        with self._opened(first, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as opened:
-            return opened.schema
+        with self._opened(first, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as batches:
+            return batches.schema
 
     def names(self, file: BinaryIO) -> list[str]:
         text = TextIOWrapper(file, "utf-8-sig", newline="")
         try:
-            return next(cells(text, delimiter=self._delimiter), [])
+            names = next(cells(_within_a_block(text), delimiter=self._delimiter), [])
         except (UnicodeDecodeError, NoCells):
             return []  # reading its rows raises the error
         finally:
             text.detach()
+        _check_count(len(names))
+        return names
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:
         # Read as text and converted to the table's types here, so that the cell that does not fit is known.
         as_text = csv.ConvertOptions(**_NULLS, column_types=dict.fromkeys(schema.names, pa.string()))
-        with self._opened(file, CSV_BLOCK_BYTES, as_text, broken) as opened:
-            for batch in opened:
+        with self._opened(file, CSV_BLOCK_BYTES, as_text, broken) as batches:
+            for batch in batches:
                 for start in range(0, batch.num_rows, PORTION_ROWS):
                     yield self._portion(batch.slice(start, PORTION_ROWS), schema)
 
+    @contextmanager
     def _opened(
         self, file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
-    ) -> csv.CSVStreamingReader:
-        def left_out(row: csv.InvalidRow) -> str:
-            assert broken is not None
-            # The parser counts the header as a row.
-            broken(row.number - 1, f"it has {row.actual_columns} cells, and the header {row.expected_columns}")
-            return "skip"
-
-        return csv.open_csv(
-            file,
-            read_options=csv.ReadOptions(use_threads=False, block_size=block),
-            parse_options=csv.ParseOptions(
-                delimiter=self._delimiter,
-                newlines_in_values=True,
-                invalid_row_handler=None if broken is None else left_out,
-            ),
-            convert_options=convert,
-        )
+    ) -> Iterator[_CsvBatches]:
+        lent = _Lent(file, broken)
+        # C puts into this queue, no bytecode: before a get ends, the thread that releases the file is done with Python.
+        released = SimpleQueue[object]()
+        end = weakref.ref(lent, released.put)  # noqa: F841 (a reference that is gone calls nothing)
+        batches = _CsvBatches(None)
+        try:
+            batches.opened = csv.open_csv(
+                # Copies what it reads into Arrow's memory: blocks that were read ahead are released late.
+                pa.BufferedInputStream(pa.PythonFile(lent, "r"), _COPIED_BYTES),
+                read_options=csv.ReadOptions(use_threads=False, block_size=block),
+                parse_options=csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    newlines_in_values=True,
+                    invalid_row_handler=None if broken is None else lent.left_out,
+                ),
+                convert_options=convert,
+            )
+            yield batches
+        except pa.ArrowInvalid as error:
+            if _STRADDLES in str(error):
+                raise _too_long(block) from error
+            raise
+        finally:
+            lent.is_over = True
+            batches.close()
+            del lent
+            with suppress(Empty):
+                released.get(timeout=_RELEASE_SECONDS)
 
     @staticmethod
     def _portion(cells: pa.RecordBatch, schema: pa.Schema) -> Portion:
@@ -357,24 +443,39 @@ class _Csv:
 
 class _JsonLines:
     def columns(self, file: BinaryIO) -> pa.Schema:
-        lines = file.readlines(INFERRED_BYTES)
-        if not lines:
+        first = BytesIO()
+        for line in _lines(file):
+            first.write(line)
+            if first.tell() >= INFERRED_BYTES:
+                break
+        if not (text := first.getvalue()):
             raise InvalidRequest("An empty file has no columns; create the table first.")
-        text = b"".join(lines)
         found = json.read_json(_copied(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
         # A value that looks like a time is text: JSON has no times, and the next line may have other text.
         return pa.schema([pa.field(field.name, _without_times(field.type)) for field in found])
 
     def names(self, file: BinaryIO) -> list[str]:
-        first = next((line for line in file if not line.isspace()), b"{}")
+        first = next((line for line in _lines(file) if not line.isspace()), b"{}")
         try:
             return list(msgspec.json.decode(first, type=dict[str, Any]))
         except UNFIT:
             return []  # reading its rows raises the error
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
-        while lines := file.readlines(INFERRED_BYTES):
-            yield self._portion([line for line in lines if not line.isspace()], schema)
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:  # noqa: ARG002
+        lines, size, rows = list[bytes](), 0, 0
+        try:
+            for line in _lines(file):
+                if not line.isspace():
+                    lines.append(line)
+                    size += len(line)
+                if size >= INFERRED_BYTES:
+                    yield self._portion(lines, schema)
+                    lines, size, rows = [], 0, rows + len(lines)
+        except InvalidRequest as error:
+            yield self._portion(lines, schema)
+            error.where = {"row": rows + len(lines) + 1, **error.where}
+            raise
+        yield self._portion(lines, schema)
 
     @staticmethod
     def _portion(lines: list[bytes], schema: pa.Schema) -> Portion:
@@ -404,7 +505,7 @@ class _JsonArray(_JsonLines):
     def names(self, file: BinaryIO) -> list[str]:
         return super().names(BytesIO(b"\n".join(self._elements(file)[:1])))
 
-    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Iterator[Portion]:  # noqa: ARG002
+    def portions(self, file: BinaryIO, schema: pa.Schema, broken: Broken | None = None) -> Generator[Portion]:  # noqa: ARG002
         elements = self._elements(file)
         for start in range(0, len(elements), PORTION_ROWS):
             yield self._portion(elements[start : start + PORTION_ROWS], schema)
@@ -453,6 +554,54 @@ def _copied(data: bytes) -> pa.BufferReader:
     return pa.BufferReader(copy.getvalue())
 
 
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a JSON lines file.
+
+    Raises:
+        InvalidRequest: One is longer than ``LINE_BYTES_MAX``. Not all of it was read.
+    """
+    while line := file.readline(LINE_BYTES_MAX + 1):
+        if len(line) > LINE_BYTES_MAX:
+            raise InvalidRequest(
+                "A line of JSON is longer than the limit; see whether the file has a row in each line, or write its"
+                " rows as Parquet or Arrow.",
+                bytes_max=LINE_BYTES_MAX,
+            )
+        yield line
+
+
+def _check_count(columns: int) -> None:
+    """Refuse a file with so many columns that a message about them would be as large.
+
+    Raises:
+        InvalidRequest: No table can have them.
+    """
+    if columns > COLUMNS_MAX + 1:  # one may say what a row does
+        raise InvalidRequest(
+            "This file has more columns than a table can have; see whether the first row of CSV has their names.",
+            columns=columns,
+            columns_max=COLUMNS_MAX,
+        )
+
+
+def _within_a_block(text: TextIOWrapper) -> Iterator[str]:
+    """The lines of a CSV file, as far as its first row may have them."""
+    left = CSV_BLOCK_BYTES
+    while line := text.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise _too_long(CSV_BLOCK_BYTES)
+        yield line
+
+
+def _too_long(block: int) -> InvalidRequest:
+    return InvalidRequest(
+        "A row of CSV is longer than the limit; see whether a quote is missing at the end of a cell, or write the rows"
+        " as JSON lines, Parquet or Arrow.",
+        bytes_max=block,
+    )
+
+
 def _fitting(fit: Callable[[int, int], pa.RecordBatch], rows: int, first: int) -> Iterator[pa.RecordBatch]:
     """The rows of a portion; or the rows before the first one that does not fit, and then its error."""
     try:
@@ -491,6 +640,8 @@ def _column(make: Callable[..., pa.Array], values: object, field: pa.Field) -> p
 def _other_names(row: object, schema: pa.Schema) -> dict[str, object]:
     if not isinstance(row, dict):
         return {"given": type(row).__name__}
+    if len(row) > COLUMNS_MAX:
+        return {"columns": len(row), "columns_max": COLUMNS_MAX}
     missing = [field.name for field in schema if not field.nullable and field.name not in row]
     return {"missing": missing, "unknown": [name for name in row if name not in schema.names], "given": list(row)}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import msgspec
@@ -115,15 +116,17 @@ class FileReader:
             opened.seek(0)
             schema = self.columns.with_changes() if has_changes else self.columns.schema
             first = 1
-            for portion in reader.portions(opened, schema, lambda row, reason: broken.append((row, reason))):
-                for start, part in _parts(portion, self._fitted):
-                    if isinstance(part, str):
-                        found.misfits.append(Misfit(file.path, first + start, part))
-                    else:
-                        self._add(found, file, first + start, part)
-                        check_bytes(found.load_bytes, self.bytes_max)
-                    _check(found, broken)
-                first += portion[0]
+            portions = reader.portions(opened, schema, lambda row, reason: broken.append((row, reason)))
+            with closing(portions):
+                for portion in portions:
+                    for start, part in _parts(portion, self._fitted):
+                        if isinstance(part, str):
+                            found.misfits.append(Misfit(file.path, first + start, part))
+                        else:
+                            self._add(found, file, first + start, part)
+                            check_bytes(found.load_bytes, self.bytes_max)
+                        _check(found, broken)
+                    first += portion[0]
         _check(found, broken)
         _renumber(found, broken, file)
         loaded = sum(map(len, found.changes))

@@ -8,7 +8,8 @@ from typing import Literal
 from kvstore.errors import CorruptData, MissingVersion, UnsupportedVersion
 from kvstore.replica.check import read_object
 from kvstore.shared.first import first_epoch, is_before, listed_numbers
-from kvstore.shared.table import SharedTable
+from kvstore.shared.table import SharedTable, store_of
+from logformat import paths
 from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId
 from logformat.replica import shared_table
@@ -55,8 +56,9 @@ class SharedReport:
 def report_of(table: SharedTable) -> SharedReport:
     """Verify a table; see ``check``."""
     while True:
+        noted = table.noted() or 0  # before the list: what is noted is there
         numbers = listed_numbers(table)
-        report = _Check(table).run(_first(table, numbers), numbers[-1])
+        report = _Check(table).run(_first(table, numbers), numbers[-1], noted)
         # A vacuum may have removed what was found missing.
         if report or listed_numbers(table)[0] == numbers[0]:
             return report
@@ -79,8 +81,12 @@ class _Check:
         self._findings: list[SharedFinding] = []
         self._full: dict[int, EpochObject | None] = {}
 
-    def run(self, first: int, last: int) -> SharedReport:
-        """Check the epochs of these numbers, and what they name."""
+    def run(self, first: int, last: int, noted: int) -> SharedReport:
+        """Check the epochs of these numbers, and what they name, and that there is one from the noted number on."""
+        self._check_store()
+        if noted > last:
+            name = shared_table.epoch_name(self._table.described.table_id, noted)
+            self._add("MISSING", name, "This epoch was committed, and with it the last write is gone; put it back.")
         newest: SharedEpoch | None = None
         sizes: dict[ObjectName, int] = {}
         for number in range(last, first - 1, -1):
@@ -109,6 +115,17 @@ class _Check:
 
     def _add(self, kind: FindingKind, name: str, reason: str) -> None:
         self._findings.append(SharedFinding(kind, name, reason))
+
+    def _check_store(self) -> None:
+        try:
+            store = store_of(self._table.client, self._table.url)
+        except UnsupportedVersion:
+            raise
+        except CorruptData as error:
+            self._add("MISSING" if isinstance(error, MissingVersion) else "BAD", paths.STORE_FILE, error.message)
+        else:
+            if store.store_id != self._table.described.store_id:
+                self._add("BAD", paths.STORE_FILE, "It is of another store than the table; put the right one back.")
 
     def _stored(self, number: int) -> EpochObject | None:
         """The object of an epoch, if it is right. Each is read once."""

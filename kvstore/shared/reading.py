@@ -1,8 +1,8 @@
 """Reads of a shared table as a table of a replica: its objects are those of a replica, and an epoch names them.
 
 * A table ends at an epoch, so no commit over several buckets is in it in part.
-* A poll lists the epochs after the one that is known, and reads the last of them. So its requests do not depend on how
-  many epochs or ranges there are.
+* A poll lists the epochs from the one that is known on, and reads the last of them. So its requests do not depend on
+  how many epochs or ranges there are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.shared.table import SharedTable
 from logformat.ids import Epoch, Offset
-from logformat.replica import shared_table
 from logformat.replica.shared_table import SharedEpoch, SharedRange
 
 
@@ -52,11 +51,10 @@ class SharedTail:
         Raises:
             MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`. The next poll continues.
         """
-        now_ms, id = self._clock.now_ms(), self._shared.definition.id
-        known, prefix = shared_table.epoch_name(id, self._epoch.epoch), shared_table.epochs_prefix(id)
-        newest = max((name for name, _ in self._shared.client.list(prefix, known)), default=known)
-        if newest != known:
-            self._take(self._shared.epoch(int(newest.removeprefix(prefix))) or self._shared.newest(), now_ms)
+        now_ms, known = self._clock.now_ms(), self._epoch.epoch
+        number = self._shared.newest_number(known)
+        if number != known:
+            self._take(self._shared.epoch(number) or self._shared.newest(), now_ms)
         else:
             self.table = replace(self.table, as_of_ms=max(now_ms + 1, self.table.as_of_ms))
         return self.table

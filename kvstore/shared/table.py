@@ -2,6 +2,8 @@
 
 * An epoch names every range of every bucket. A range that no epoch names does not exist for readers.
 * Ranges are uploaded before the epoch is created, so what an epoch names is there.
+* The number of an epoch is noted after the epoch is created, so a number without an epoch from there on is a loss. It
+  is never passed over: a read would lack a write that was committed, and the next write would take its number.
 * A committer whose request had no answer finds out by the id of the commit whether it was the one.
 """
 
@@ -14,11 +16,10 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from kvstore.clock import Clock
-from kvstore.errors import MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
+from kvstore.errors import CorruptImage, MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import Client
 from kvstore.replica.read.table import ReplicaTable
-from kvstore.replica.source import read_store
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import CreateTable
@@ -156,27 +157,53 @@ class SharedTable:
         return cls(url, client, shared_table.decode_definition(data, name))
 
     def newest(self) -> SharedEpoch:
-        """The newest epoch: one request for a number that is there, one for what comes after it, two for the epoch.
+        """The newest epoch: two requests for its number, two for the epoch.
 
         Raises:
-            MissingVersion: The epochs are gone.
+            MissingVersion: Its object is gone, or all epochs are.
             CorruptData: The epoch is damaged.
             Unavailable: The object store can't be reached.
         """
-        id = self.described.table_id
-        hint = _get(self.client, shared_table.newest_name(id), shared_table.NEWEST_BYTES_MAX) or b""
-        after = shared_table.epoch_name(id, int(hint)) if hint.isdigit() else ""
-        prefix = shared_table.epochs_prefix(id)
-        found = max((name for name, _ in self.client.list(prefix, after)), default=after)
-        if not found:
+        number = self.newest_number()
+        found = self.epoch(number)
+        if found is None:  # removed since it was listed: by a vacuum, if there are later ones
+            number = self.newest_number(number)
+            found = self.epoch(number)
+        if found is None:
+            raise self._lost(number)
+        return found
+
+    def newest_number(self, known: int = 0) -> int:
+        """The number of the newest epoch: one request for a number that was noted, one for what is there from it on.
+
+        Args:
+            known: Number of an epoch that the table had.
+
+        Raises:
+            MissingVersion: None is there from the number on that was noted or is known.
+            Unavailable: The object store can't be reached.
+        """
+        # Noted first, then listed: an epoch is noted when it is there, and later ones only add to it.
+        noted = self.noted()
+        least = max(known, noted or 0)
+        prefix = shared_table.epochs_prefix(self.described.table_id)
+        # A list begins after a name.
+        after = shared_table.epoch_name(self.described.table_id, least - 1) if least else ""
+        found = max((name for name, _ in self.client.list(prefix, after)), default=None)
+        if found is not None:
+            return int(found.removeprefix(prefix))
+        if noted is None and not known:
             raise MissingVersion("The epochs of the shared table are gone.", table=self.described.name, url=self.url)
-        epoch = self.epoch(int(found.removeprefix(prefix)))
-        if epoch is None and found == after:  # the number is wrong
-            found = max((name for name, _ in self.client.list(prefix)), default="")
-            epoch = self.epoch(int(found.removeprefix(prefix))) if found else None
-        if epoch is None:
-            raise MissingVersion("The newest epoch of the shared table is gone.", object=found, url=self.url)
-        return epoch
+        raise self._lost(least)
+
+    def noted(self) -> int | None:
+        """The number of an epoch that was there, as noted; later ones may be, too. None if none is noted.
+
+        Raises:
+            Unavailable: The object store can't be reached.
+        """
+        data = _get(self.client, shared_table.newest_name(self.described.table_id), shared_table.NEWEST_BYTES_MAX)
+        return int(data) if data is not None and data.isdigit() else None
 
     def epoch(self, number: int) -> SharedEpoch | None:
         """An epoch, or None if there is none of this number.
@@ -251,6 +278,8 @@ class SharedTable:
                 [each for each in had if each.start >= start] for had, start in zip(made.ranges, first, strict=True)
             ]
             made = replace(made, snapshots=taken, ranges=left).as_full()
+        if (self.noted() or 0) >= made.epoch:
+            return None  # another commit has taken its place, and its object may be lost: then the number is not free
         is_there = self._created(made)
         if self._is_removed(base.epoch):
             # A vacuum may have removed this one, too; or the name was free because it had removed the one that had it.
@@ -331,6 +360,15 @@ class SharedTable:
             )
         return self.client.create(shared_table.epoch_name(self.described.table_id, epoch.epoch), [data])
 
+    def _lost(self, number: int) -> MissingVersion:
+        return MissingVersion(
+            "The newest epoch of the shared table is gone, and with it the last write; put its object back. "
+            'docs/how-to/shared-tables.md, "A lost object", says how, and how to go on without it.',
+            object=shared_table.epoch_name(self.described.table_id, number),
+            table=self.described.name,
+            url=self.url,
+        )
+
     def _note(self, epoch: int) -> None:
         """Note the number of an epoch, which saves readers from listing all; an older number does no harm."""
         with suppress(Unavailable):
@@ -344,8 +382,10 @@ def _store_at(client: Client, clock: Clock, url: str) -> StoreFile:
         UnsupportedOperation: The object store replaces what is to be created only: two writes would both be committed.
     """
     if _get(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX) is None:
-        client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=uuid4(), created_ms=clock.now_ms()))])
-    store = read_store(client)
+        # If it was lost, the tables that are there say of which store they are.
+        store_id = next((each.store_id for each in described_in(client)), None) or uuid4()
+        client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=store_id, created_ms=clock.now_ms()))])
+    store = store_of(client, url)
     if client.create(paths.STORE_FILE, [store_file.encode(store)]):  # the same bytes: nothing is lost
         raise UnsupportedOperation(
             "This object store replaces an object that is to be created only if there is none of its name, so it can't "
@@ -353,6 +393,34 @@ def _store_at(client: Client, clock: Clock, url: str) -> StoreFile:
             url=url,
         )
     return store
+
+
+def store_of(client: Client, url: str) -> StoreFile:
+    """The store of which all tables at a URL are, by the object STORE.
+
+    Raises:
+        MissingVersion: The object is gone.
+        CorruptImage: It is damaged.
+        UnsupportedVersion: A newer version wrote it.
+        Unavailable: The object store can't be reached.
+    """
+    data = _get(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
+    if data is None:
+        raise MissingVersion(
+            "The object STORE of the shared tables is gone; put it back, or create a table of any name at this URL, "
+            "which writes STORE again.",
+            object=paths.STORE_FILE,
+            url=url,
+        )
+    try:
+        return store_file.decode(data)
+    except CorruptImage as error:
+        raise CorruptImage(
+            "The object STORE of the shared tables is damaged; put it back, or remove it and create a table of any "
+            "name at this URL, which writes STORE again.",
+            object=paths.STORE_FILE,
+            url=url,
+        ) from error
 
 
 def described_in(client: Client) -> list[SharedDefinition]:

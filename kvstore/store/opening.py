@@ -12,10 +12,19 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn, overload
+from uuid import UUID
 
 from kvstore.arguments import integer_within, url_without_credentials
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
+from kvstore.errors import (
+    CorruptImage,
+    ForkedStore,
+    InvalidRequest,
+    MissingVersion,
+    NotAStore,
+    StoreClosed,
+    UnsupportedOperation,
+)
 from kvstore.meta.state import CatalogState
 from kvstore.options import Durability, options_of_call
 from kvstore.process import this_process
@@ -32,7 +41,7 @@ from kvstore.replica.source import Source, read_store
 from kvstore.shared.check import report_of
 from kvstore.shared.in_place import SharedCatalog
 from kvstore.shared.reading import SharedTail
-from kvstore.shared.table import SharedTable, has_shared_tables
+from kvstore.shared.table import SharedTable, has_shared_tables, store_of
 from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.read_store import ReadStore
 from kvstore.store.store import Store, open_store as open_directory
@@ -106,7 +115,7 @@ def open_store(
         )
     try:
         return StoreInReplica(normalised(url), cache_bytes_max)
-    except MissingVersion:
+    except (NotAStore, MissingVersion, CorruptImage):  # no manifest of a replica; and the object STORE may be lost
         if has_shared_tables(ObjectStore(url)):
             return SharedTables(normalised(url), cache_bytes_max)
         raise
@@ -160,13 +169,16 @@ class StoreInReplica(ReadStore):
         self._pid, self._is_closed = this_process.pid, False
         self._mutex = threading.RLock()
         self._place = client if client is not None else ObjectStore(url)
-        store_id = read_store(self._place).store_id
+        store_id = self._store_id()
         directory = directory_of_cache() if directory is None else directory
         self._client = ObjectCache(self._place, directory, store_id, cache_bytes_max // 2)
         room = directory if os.access(directory, os.W_OK) else Path(tempfile.gettempdir())
         self._indexes = Indexes(room, cache_bytes_max // 2)
         self._tables: dict[TableId, FollowedTable] = {}
         self._begin()
+
+    def _store_id(self) -> UUID:
+        return read_store(self._place).store_id
 
     def _begin(self) -> None:
         """Read what is needed to find tables."""
@@ -299,6 +311,9 @@ class SharedTables(StoreInReplica):
         "by Spark: kvstore.spark.write(df, url, table)."
     )
 
+    def _store_id(self) -> UUID:
+        return store_of(self._place, self.url).store_id
+
     def _begin(self) -> None:
         self._catalog_of_shared = SharedCatalog(self.url, self._client)
 
@@ -333,7 +348,9 @@ class SharedTables(StoreInReplica):
             for finding in report_of(table).findings:
                 text = f"{finding.kind} {finding.object}: {finding.reason}"
                 object = parse_name(finding.object)
-                (found.catalog_findings if object is None else buckets[object.stream.bucket].findings).append(text)
+                findings = found.catalog_findings if object is None else buckets[object.stream.bucket].findings
+                if text not in findings:  # the object STORE is of all tables
+                    findings.append(text)
             found.buckets.extend(buckets)
             progress(done, len(names))
         return found

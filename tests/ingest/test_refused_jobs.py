@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, Unavailable, UnsupportedOperation
-from kvstore.ingest import sources
+from kvstore.errors import InvalidRequest, NoSuchTable, TaskFailed, Unavailable, UnsupportedOperation
+from kvstore.ingest import formats, sources
 from tests.conftest import OpenStore
 from tests.ingest.worlds import SCHEMA, write
 
@@ -96,6 +96,20 @@ class TestRefused:
         with pytest.raises(Unavailable, match="can't be listed"):
             job.run()
         assert job.show().state == "waiting"
+
+    @pytest.mark.parametrize(
+        ("format", "text", "bytes_max"),
+        [("csv", b"k,v\n1,%b\n", formats.CSV_BLOCK_BYTES), ("jsonl", b'{"k":"%b"}\n', formats.LINE_BYTES_MAX)],
+    )
+    def test_a_row_that_is_longer_than_a_limit(
+        self, store: kvstore.Store, source: Path, format: str, text: bytes, bytes_max: int
+    ) -> None:
+        store.create_table("t", SCHEMA, "k")
+        (source / f"a.{format}").write_bytes(text % (b"a" * 2 * bytes_max))  # two blocks of CSV
+        job = store.create_job("j", source=source, format=format, table="t")
+        with pytest.raises(TaskFailed, match=f"longer than the limit.*bytes_max={bytes_max}"):
+            job.run()
+        assert store.table("t").count() == 0
 
     def test_a_store_that_is_only_read(self, open_store: OpenStore, source: Path) -> None:
         with open_store() as store:

@@ -302,12 +302,10 @@ def test_the_newest_epoch_is_found_by_few_requests(objects: Objects, tmp_path: P
 
     objects.list = counted  # type: ignore[method-assign]
     assert table.newest().epoch == 300
-    assert not listed
+    assert len(listed) == 1
     objects.held[f"tables/{table.definition.id}/newest"] = b"290"  # of a driver that was slow
     assert table.newest().epoch == 300
-    assert len(listed) == 10
-    objects.held[f"tables/{table.definition.id}/newest"] = b"301"
-    assert table.newest().epoch == 300
+    assert len(listed) == 12
     del objects.held[f"tables/{table.definition.id}/newest"]
     assert table.newest().epoch == 300
     assert base.writers == {f"w{number % 7}": number + 1 for number in range(293, 300)}

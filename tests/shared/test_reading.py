@@ -56,7 +56,7 @@ def test_a_look_asks_for_the_same_few_objects_however_many_epochs_there_are(epoc
         objects.asked.clear()
         tail.poll()
         polls.add(tuple(objects.asked))
-    assert polls <= {("list",), ("list", "name", "get"), ("list", "name", "get", "get")}
+    assert polls <= {("get", "list", "name"), ("get", "list", "name", "get"), ("get", "list", "name", "get", "get")}
 
 
 def test_a_look_that_fails_leaves_the_table_as_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

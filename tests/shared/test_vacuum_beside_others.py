@@ -78,6 +78,10 @@ def test_an_epoch_that_was_too_late_is_passed_over(objects: Dated, host: Host, t
     assert ranges
     first = vacuum(host, retain_last=1).first_epoch
     assert host.table.commit(old, ranges, None, 2_000_000) is None
+    assert base + 1 >= first or base + 1 not in epochs(objects)
+    # As if it had looked at the note before the others wrote.
+    objects.held[shared_table.newest_name(old.table_id)] = str(base).encode()
+    assert host.table.commit(old, ranges, None, 2_000_000) is None
     if base + 1 < first:
         assert base + 1 in epochs(objects)
     assert report_of(host.table).findings == []
