@@ -17,9 +17,7 @@ from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.errors import StoreFull, Unavailable, WriterFenced
 from kvstore.files import Files
-from kvstore.options import StoreOptions
 from kvstore.replica import leadership
-from kvstore.store import Store
 from logformat import paths
 from logformat.ids import Epoch
 from logformat.replica.object_file import leader_name
@@ -37,15 +35,6 @@ def copy(tmp_path: Path) -> Path:
         store.add_replica(str(tmp_path / "r"), "r").ship()
     kvstore.follow(str(tmp_path / "r"), tmp_path / "c").close()
     return tmp_path / "c"
-
-
-class Ahead(SystemClock):
-    """The machine's clock, that far ahead."""
-
-    ahead = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
 
 
 def test_a_fenced_leader_appends_nothing(tmp_path: Path, copy: Path) -> None:
@@ -124,8 +113,7 @@ def append_always(pipe: Pipe, path: Path, lease: float) -> None:
 
 
 def test_an_unreachable_replica_stops_no_leader(tmp_path: Path, copy: Path) -> None:
-    clock = Ahead()
-    with Store(tmp_path / "s", StoreOptions(), clock=clock) as store:
+    with kvstore.open(tmp_path / "s") as store:
         shutil.move(tmp_path / "r", tmp_path / "away")
         store.table("t").upsert([{"k": 2, "v": 2}])
         store.table("t").upsert([{"k": 3, "v": 3}])
@@ -176,6 +164,12 @@ def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path, monk
                 assert answers.wait(600)
             return found.get(name, bytes_max=bytes_max)
 
+    class Ahead(SystemClock):
+        ahead = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.ahead
+
     objects, clock = Late(), Ahead()
     with kvstore.open(tmp_path / "s") as store:
         journal, epoch = store.runtime.journal, store.runtime.catalog().leader_epoch
@@ -194,13 +188,11 @@ def test_a_late_answer_does_not_renew_the_lease(tmp_path: Path, copy: Path, monk
 
 
 def test_a_replica_that_was_unreachable_is_asked_again_after_a_pause(tmp_path: Path, copy: Path) -> None:
-    clock = Ahead()
-    with Store(tmp_path / "s", StoreOptions(), clock=clock) as store:
+    with kvstore.open(tmp_path / "s") as store:
         shutil.move(tmp_path / "r", tmp_path / "away")
         store.table("t").upsert([{"k": 2, "v": 2}])
         shutil.move(tmp_path / "away", tmp_path / "r")
-        kvstore.promote(copy)
-        clock.ahead = 2 * leadership.LEASE_SECONDS
+        kvstore.promote(copy)  # waits until every lease has ended
         with pytest.raises(WriterFenced):
             store.table("t").upsert([{"k": 3, "v": 3}])
 
