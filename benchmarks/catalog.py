@@ -27,7 +27,7 @@ from benchmarks.machine import versions
 from benchmarks.report import RESULTS
 from benchmarks.rows import SCHEMA, Rows
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from logformat import paths

@@ -1,16 +1,14 @@
 """kvstore: an embedded primary-key table for Python that writes its own changelog."""
 
-import kvstore.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
+import kvstore.disk.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
 
 # isort: split
-from kvstore.check import BucketReport, CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.commit.consumers import Consumer
 from kvstore.history.undoing import Undo
 from kvstore.ingest.job import Job
 from kvstore.ingest.runner import Run
-from kvstore.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.options import StoreOptions
 from kvstore.patch.patch import Patch
 from kvstore.read.changelog_reader import ChangelogReader
@@ -22,7 +20,9 @@ from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import Shipment
 from kvstore.request.results import AppendResult, WriteResult
-from kvstore.store import Store
+from kvstore.store.check import BucketReport, CheckReport
+from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
 from kvstore.table.table import Table
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus

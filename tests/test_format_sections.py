@@ -17,8 +17,8 @@ import pytest
 
 import kvstore
 from kvstore.bucket import snapshot_rows
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, InvalidRequest, SchemaMismatch, UnsupportedVersion
-from kvstore.lock import ProcessLock
 from kvstore.meta import image
 from kvstore.meta.state import CatalogState
 from kvstore.spark.types import arrow_schema, for_spark, spark_schema

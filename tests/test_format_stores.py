@@ -21,7 +21,7 @@ import kvstore
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta.image import items_of
 from kvstore.read.changelog import CHANGE_FIELDS
 from kvstore.spark import KvStoreSource

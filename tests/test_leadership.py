@@ -15,8 +15,8 @@ from kvstore.errors import WriterFenced
 from kvstore.meta.journal import Journal
 from kvstore.repair.store import StoreRepair
 from kvstore.replica import leadership
-from kvstore.runtime import StoreRuntime, opened, shared_runtime
-from kvstore.session import Session
+from kvstore.store.runtime import StoreRuntime, opened, shared_runtime
+from kvstore.store.session import Session
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-import kvstore.environment
-import kvstore.runtime
-from kvstore.environment import Environment
+import kvstore.disk.environment
+import kvstore.store.runtime
+from kvstore.disk.environment import Environment
 from tests.support.tables import rows_of
 
 ROOT = Path(__file__).parent.parent
@@ -28,14 +28,14 @@ ROW = re.compile(r"^\| (\d+) \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 ASSIGNED = re.compile(r"(?:self\.)?(\w+) = threading\.")
 MADE = re.compile(r"threading\.(Lock|RLock|Condition)\((?!self)")
 """A condition that is given a lock is none of its own."""
-SIGNALS = {"kvstore/calls.py Call._ended"}
-LMDB = "kvstore/environment.py Environment.begin_write"
+SIGNALS = {"kvstore/process/calls.py Call._ended"}
+LMDB = "kvstore/disk/environment.py Environment.begin_write"
 JOURNAL = "kvstore/meta/journal.py Journal._mutex"
 OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
 BUCKET = "kvstore/bucket/handle.py BucketHandle._lock"
 GATE = "kvstore/bucket/committer.py Committer._gate"
 COMMITS = "kvstore/bucket/commit_lock.py CommitLock._threads"
-RUNTIMES = "kvstore/runtime.py _runtimes_mutex"
+RUNTIMES = "kvstore/store/runtime.py _runtimes_mutex"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
 Edge = tuple[str, str]
@@ -125,10 +125,10 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     """Records the locks that kvstore and writer make from now on."""
     recorder = Recorder()
     for name, module in list(sys.modules.items()):
-        is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.calls"
+        is_ours = name.partition(".")[0] in ("kvstore", "writer") and name != "kvstore.process.calls"
         if is_ours and getattr(module, "threading", None) is threading:
             monkeypatch.setattr(module, "threading", Threading(recorder))
-    for module, name in [(kvstore.runtime, "_runtimes_mutex"), (kvstore.environment, "_registry_mutex")]:
+    for module, name in [(kvstore.store.runtime, "_runtimes_mutex"), (kvstore.disk.environment, "_registry_mutex")]:
         path = Path(str(module.__file__)).relative_to(ROOT)
         monkeypatch.setattr(module, name, Lock(threading.Lock(), f"{path} {name}", recorder))
     begin = Environment.begin_write

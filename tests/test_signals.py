@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from kvstore.signals import undisturbed
+from kvstore.process.signals import undisturbed
 
 done: list[str] = []
 

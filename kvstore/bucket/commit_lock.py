@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvstore.calls import check_caller
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import Presence, ProcessLock, is_locked
 from kvstore.errors import StoreLocked
-from kvstore.files import Files, refusals
-from kvstore.lock import Presence, ProcessLock, is_locked
+from kvstore.process.calls import check_caller
 from logformat import paths
 from logformat.ids import TableId
 

@@ -33,13 +33,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
-from kvstore.address_space import shortage
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
-from kvstore.calls import Answer, answer_of
+from kvstore.disk.address_space import shortage
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -52,11 +51,12 @@ from kvstore.errors import (
 )
 from kvstore.log.segments import LogFiles
 from kvstore.meta.table_catalog import Now
+from kvstore.process.calls import Answer, answer_of
+from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.small import SmallReplacement, SmallRequest, Submitted
-from kvstore.signals import undisturbed
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]

@@ -11,13 +11,13 @@ from uuid import UUID
 
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.meter import TableMeter
 from kvstore.request.request import Request
 from logformat import paths
 from logformat.ids import BucketId, Offset, TableId

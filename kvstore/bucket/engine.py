@@ -15,14 +15,14 @@ from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreFull
-from kvstore.files import Files, refusals
-from kvstore.lock import ProcessLock
 from kvstore.log import recovery as log_recovery
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 
 

@@ -14,18 +14,18 @@ from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.recovery import is_at_end, usable_index
 from kvstore.bucket.snapshot import Snapshot
-from kvstore.calls import uninterrupted
-from kvstore.environment import open_environment
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import refusals
+from kvstore.disk.lock import is_locked
 from kvstore.errors import CorruptData, StoreClosed, StoreError
-from kvstore.files import refusals
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import AtRest, Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
-from kvstore.lock import is_locked
 from kvstore.log.segments import KnownEnd, LogFiles
 from kvstore.log.writer_state import EXPIRY_MS, WriterStates, uncounted_after
 from kvstore.meta.writers import OpenCommit
+from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
 from kvstore.request.small import Submitted
 from logformat import paths

@@ -17,13 +17,13 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import synced_end
 from kvstore.bucket.snapshot import Snapshot
-from kvstore.calls import check_caller
+from kvstore.disk.files import refusals
 from kvstore.errors import StoreError
-from kvstore.files import refusals
 from kvstore.index.compaction import write_copy
 from kvstore.index.index import Index, View
 from kvstore.log import retention
 from kvstore.log.segments import LogEnd, LogFiles
+from kvstore.process.calls import check_caller
 from logformat.ids import Offset
 
 LOOK_SECONDS = 60.0

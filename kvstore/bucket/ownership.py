@@ -18,9 +18,9 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import NoReturn
 
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreClosed
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from logformat import paths
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 
 import lmdb
 
-from kvstore.address_space import shortages
 from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.snapshot import Snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX, WritePath
 from kvstore.clock import Clock
-from kvstore.environment import open_environment
+from kvstore.disk.address_space import shortages
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files
 from kvstore.index.compaction import OLD
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery

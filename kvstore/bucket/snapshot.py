@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from msgspec import UNSET
 
-from kvstore.address_space import mapped
 from kvstore.bucket.snapshot_rows import EncodedRows, FileWriter, RowsWriter, read_rows
+from kvstore.disk.address_space import mapped
+from kvstore.disk.files import Files, names_in, open_file, read_file
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, names_in, open_file, read_file
 from kvstore.index.index import View
 from kvstore.log.segments import LogEnd, LogFiles, LogIdentity
 from kvstore.meta.state import TableDefinition

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
-from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
-from kvstore.calls import uninterrupted
 from kvstore.checkpoint import worker
 from kvstore.checkpoint.messages import Done, Refused, Task
 from kvstore.checkpoint.process import Running, WorkerProcess, error_of
 from kvstore.checkpoint.room import obstacle
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import StoreClosed, StoreError, StoreFull, StoreLocked, Unavailable
-from kvstore.files import Files, refusals
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.options import EDITS_PER_JOURNAL
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 from logformat.ids import Epoch, Txid
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.checkpoint.room import obstacle
+from kvstore.disk.files import refusals
 from kvstore.errors import CorruptImage, StoreError
-from kvstore.files import refusals
 from kvstore.index.space import HeldIndex
 from kvstore.meta import image
 from kvstore.meta.journal import Journal

@@ -12,9 +12,9 @@ from typing import Protocol
 import msgspec
 
 from kvstore import errors
-from kvstore.calls import check_caller
 from kvstore.checkpoint.messages import Answer, Refused, Task, decode_answer, encode
 from kvstore.errors import StoreError, Unavailable
+from kvstore.process.calls import check_caller
 
 WORKER_MODULE = "kvstore.checkpoint.worker"
 """Module that the process runs."""

@@ -15,10 +15,10 @@ from uuid import UUID, uuid4
 
 from kvstore.checkpoint import worker
 from kvstore.clock import Clock
-from kvstore.environment import open_environment
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import EditLock, ProcessLock
 from kvstore.errors import CorruptData, NotAStore, StoreLocked
-from kvstore.files import Files, refusals
-from kvstore.lock import EditLock, ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES, create_journal
 from kvstore.meta.salvage import Elsewhere, Salvaged, salvage

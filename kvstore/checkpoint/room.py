@@ -6,8 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import StoreError, StoreFull, Unavailable
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta import image
 from logformat import paths
 

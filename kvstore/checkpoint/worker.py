@@ -16,13 +16,13 @@ from pathlib import Path
 
 from kvstore.checkpoint.messages import Done, Refused, Task, decode_task, encode
 from kvstore.clock import Clock, SystemClock
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import ProcessLock
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import CorruptImage, StoreError, StoreLocked, Unavailable
-from kvstore.files import Files, refusals
-from kvstore.lock import ProcessLock
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
-from kvstore.place import StoreDirectory
 from logformat import paths
 from logformat.ids import Epoch
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import typer
 
 import kvstore
+from kvstore.disk.files import read_file
 from kvstore.errors import InvalidRequest, NotAStore, StoreError, UnsupportedOperation
-from kvstore.files import read_file
 from kvstore.read.changelog import End, Start
 from kvstore.request.key_texts import key_of_texts
 from logformat import paths

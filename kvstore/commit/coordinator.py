@@ -18,13 +18,13 @@ from uuid import uuid4
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
 from kvstore.errors import NoSuchTable, StoreError, StoreLocked
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
+from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared, Request
 from kvstore.request.results import AppendResult, WriteResult
 from logformat.catalog.edits import BeginCommit, EndCommit, Payload

@@ -13,13 +13,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from kvstore.arguments import printable, shown
-from kvstore.calls import Answer, uninterrupted
 from kvstore.commit.coordinator import Commits, Confirm
 from kvstore.errors import InvalidRequest, NoSuchTable, OutOfOrderSequence, WriterFenced
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
+from kvstore.process.calls import Answer, uninterrupted
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult

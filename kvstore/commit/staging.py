@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from kvstore.disk.files import Files, open_regular, refusals, size_of
 from kvstore.errors import CorruptBatch, CorruptData
-from kvstore.files import Files, open_regular, refusals, size_of
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.preparation import request_of

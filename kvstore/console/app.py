@@ -43,7 +43,7 @@ from kvstore.console.table.versions import history_page
 from kvstore.console.table.writers import writers_page
 from kvstore.errors import CorruptData, InvalidRequest, NoSuchTable, OffsetOutOfRange, StoreError, Unavailable
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import TableId
 
 ASSETS = Path(__file__).parent / "assets"

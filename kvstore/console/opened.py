@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from kvstore.errors import StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 
 class OpenedStore:

@@ -8,9 +8,9 @@ from typing import Any
 from kvstore.console.parts import is_error
 from kvstore.console.table.tables import matching, summary
 from kvstore.errors import StoreError
-from kvstore.metrics import consumer_lags, prometheus_text
 from kvstore.replica import registry
-from kvstore.store import Store
+from kvstore.store.metrics import consumer_lags, prometheus_text
+from kvstore.store.store import Store
 
 _ABOUT = {
     "kvstore_table_readable": ("gauge", ("table",), "1 if the table can be read; 0 if it is damaged."),

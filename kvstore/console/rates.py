@@ -14,7 +14,7 @@ from kvstore.console.html import Html
 from kvstore.errors import CorruptData
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import SetConsumer
 from logformat.ids import Offset, Position, TableId, Txid

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.index.index import Index
-from kvstore.lmdb_files import LMDB_FILES
 from logformat import paths
 
 OLD = paths.INDEX + paths.TEMPORARY

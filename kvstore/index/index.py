@@ -20,16 +20,16 @@ from typing import NoReturn
 
 import numpy as np
 
-from kvstore.environment import Environment, Transaction
+from kvstore.disk.environment import Environment, Transaction
+from kvstore.disk.files import open_file
+from kvstore.disk.lmdb_files import LMDB_FILES, Identity
+from kvstore.disk.pages import last_commit, tree_of
 from kvstore.errors import CorruptData
-from kvstore.files import open_file
 from kvstore.index import writeback
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.leaves import CHUNK_BYTES, Leaves
 from kvstore.index.mapped import MappedFile
 from kvstore.index.space import IndexSpace, space_of
-from kvstore.lmdb_files import LMDB_FILES, Identity
-from kvstore.pages import last_commit, tree_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
 from logformat.log import index_state, writer_entry

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow.compute as pc
 
+from kvstore.disk.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVERFLOW, Tree
 from kvstore.errors import CorruptData
 from kvstore.index.found_rows import FoundRows, PlacedRows
-from kvstore.pages import BIG, BRANCH, DEPTH_MAX, HEAD, LEAF, NODE, NOWHERE, OVERFLOW, Tree
 from logformat.binary_column import BinaryColumn, gather, gather_padded, windows
 
 if TYPE_CHECKING:

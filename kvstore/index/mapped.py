@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstore.address_space import is_limited
-from kvstore.environment import Environment, Transaction
+from kvstore.disk.address_space import is_limited
+from kvstore.disk.environment import Environment, Transaction
 
 if TYPE_CHECKING:
     from logformat.binary_column import BinaryColumn

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.environment import Environment
-from kvstore.pages import free_pages
+from kvstore.disk.environment import Environment
+from kvstore.disk.pages import free_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvstore.files import write_back
+from kvstore.disk.files import write_back
 
 BYTES_MIN = 16 << 20
 """Size of a commit from which a thread pays off."""

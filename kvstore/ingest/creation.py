@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.arguments import printable, shown
+from kvstore.disk.files import refusals
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
-from kvstore.files import refusals
 from kvstore.ingest.formats import Format
 from kvstore.ingest.job import Job, checked_offset, checked_options
 from kvstore.ingest.records import Home, id_of, job_ids

@@ -12,14 +12,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvstore.arguments import integer_within, printable, shown
-from kvstore.calls import uninterrupted
+from kvstore.disk.files import refusals
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import InvalidRequest
-from kvstore.files import refusals
 from kvstore.ingest.engine import EmbeddedEngine, Engine
 from kvstore.ingest.records import Home, Record
 from kvstore.ingest.runner import Run, Runner
-from kvstore.lock import ProcessLock
 from kvstore.meta.jobs import writer_of
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 from logformat.catalog.edits import AlterJob, DropJob, DropWriter, PauseJob, ResumeJob
 from logformat.catalog.jobs import EndedTask, JobOptions, JobStatus

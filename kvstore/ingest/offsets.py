@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from kvstore.calls import uninterrupted
+from kvstore.disk.files import Files, open_file, refusals, size_of
 from kvstore.errors import CorruptData
-from kvstore.files import Files, open_file, refusals, size_of
 from kvstore.ingest.sources import is_same, order_of
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 from logformat.catalog.edits import EDIT_BYTES_MAX
 from logformat.catalog.jobs import JobStatus, SourceFile

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kvstore.arguments import shown
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest
-from kvstore.files import Files
 from kvstore.meta.jobs import NEXT
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState

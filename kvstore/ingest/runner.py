@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Event
 
-from kvstore.calls import check_caller, uninterrupted
 from kvstore.errors import CorruptImage, InvalidRequest, TaskFailed, Unavailable, UnsupportedOperation
 from kvstore.ingest.engine import Engine
 from kvstore.ingest.formats import Format
@@ -28,6 +27,7 @@ from kvstore.ingest.records import NotNow, Record
 from kvstore.ingest.sources import Source, source_of
 from kvstore.ingest.tasks import bytes_max_of, columns_of, gathered, write_rejected
 from kvstore.meta.jobs import HISTORY_MAX, writer_of
+from kvstore.process.calls import check_caller, uninterrupted
 from kvstore.table.table import Table
 from logformat import paths
 from logformat.catalog.edits import BeginTask, EndTask, FailTask, ReadTask, ResumeJob

@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from kvstore.calls import uninterrupted
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import InvalidRequest
-from kvstore.files import Files, refusals
 from kvstore.ingest.reading import MISFITS_MAX, Columns, FileRows, Misfit, check_bytes
+from kvstore.process.calls import uninterrupted
 from kvstore.request.preparation import ROWS_BYTES_MAX
 from kvstore.table.table import Table
 from logformat.catalog.jobs import JobOptions, SourceFile, TaskCounts

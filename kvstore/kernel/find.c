@@ -182,7 +182,7 @@ static int read_meta(const pages_t *pages, u64 number, u64 *transaction, u64 *ro
     return DONE;
 }
 
-/* The tree as of a transaction; see kvstore/pages.py, tree_of. */
+/* The tree as of a transaction; see kvstore/disk/pages.py, tree_of. */
 static int begin(pages_t *pages, u64 map_bytes, u64 transaction, u64 *root, u32 *depth) {
     if (map_bytes < META_END)
         return at_fault(pages, 0, BEYOND);

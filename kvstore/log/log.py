@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.disk.files import Files, refusal
 from kvstore.errors import LogFailed, StoreError, StoreFull
-from kvstore.files import Files, refusal
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
 from kvstore.log.segments import LogEnd, LogIdentity
 from logformat import paths

@@ -15,8 +15,8 @@ from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+from kvstore.disk.files import Files, read_file
 from kvstore.errors import CorruptBatch, CorruptData
-from kvstore.files import Files, read_file
 from kvstore.log.segment_writer import SegmentWriter, head_at
 from kvstore.log.segments import LogEnd, LogFiles, LogIdentity, Segment
 from logformat import paths

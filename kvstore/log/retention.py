@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths
 from logformat.ids import OFFSET_MAX, Offset

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import AHEAD_BYTES, LogEnd, LogIdentity, read_sparse_index
 from logformat import paths
 from logformat.ids import Offset, Position

@@ -18,9 +18,9 @@ from uuid import UUID
 
 import numpy as np
 
-from kvstore.address_space import mapped
+from kvstore.disk.address_space import mapped
+from kvstore.disk.files import Files, data_ranges, no_file, open_file, size_of
 from kvstore.errors import CorruptBatch, CorruptData, OffsetOutOfRange
-from kvstore.files import Files, data_ranges, no_file, open_file, size_of
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
 from logformat.log import sparse_index

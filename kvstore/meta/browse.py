@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from kvstore.environment import Environment, open_environment
+from kvstore.disk.environment import Environment, open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NotAStore
-from kvstore.files import Files
 from kvstore.meta.journal import MAP_BYTES
 from logformat import paths
 from logformat.ids import Txid

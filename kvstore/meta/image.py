@@ -19,8 +19,8 @@ from uuid import UUID
 
 from msgspec import UNSET
 
+from kvstore.disk.files import Files, names_in, open_file, size_of
 from kvstore.errors import CorruptImage, StoreError
-from kvstore.files import Files, names_in, open_file, size_of
 from kvstore.meta.consumers import NamedConsumer, NamedConsumers, TableConsumers
 from kvstore.meta.jobs import Jobs
 from kvstore.meta.persistent_map import PersistentMap

@@ -27,17 +27,17 @@ from uuid import UUID
 
 import lmdb
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
-from kvstore.environment import Transaction, open_environment
+from kvstore.disk.environment import Transaction, open_environment
+from kvstore.disk.files import Files
+from kvstore.disk.lock import EditLock
 from kvstore.errors import CorruptImage, StoreError, StoreFull, StoreReplaced, UnsupportedOperation, WriterFenced
-from kvstore.files import Files
-from kvstore.lock import EditLock
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.journal_segments import check_name, needed_segments, refusal, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState
 from kvstore.options import EDITS_PER_JOURNAL, JournalSync
+from kvstore.process.calls import uninterrupted
 from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import Edit, LoseLead, Payload, SetConsumer

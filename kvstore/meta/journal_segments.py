@@ -7,8 +7,8 @@ from pathlib import Path
 
 import lmdb
 
-from kvstore.address_space import shortage
-from kvstore.environment import Transaction
+from kvstore.disk.address_space import shortage
+from kvstore.disk.environment import Transaction
 from kvstore.errors import CorruptImage, StoreFull
 from kvstore.meta.state import CatalogState
 from logformat.ids import Txid

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import UUID
 
-from kvstore import pages
+from kvstore.disk import pages
+from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, CorruptImage
-from kvstore.files import Files
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta import image
 from kvstore.meta.browse import browse
 from kvstore.meta.state import CatalogState

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 from uuid import UUID
 
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData, LogFailed, Unavailable, UnsupportedOperation, UnsupportedVersion, WriterRejected
-from kvstore.files import Files, refusals
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from logformat import paths

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import CorruptData, InvalidRequest, UnsupportedVersion
-from kvstore.files import Files, read_file, refusals
 from kvstore.patch.contents import VERSION, Contents, Header
 from logformat.checksum import crc32c
 

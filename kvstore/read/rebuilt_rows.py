@@ -21,12 +21,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.address_space import shortage
 from kvstore.bucket import snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX
-from kvstore.environment import open_environment
+from kvstore.disk.address_space import shortage
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptBatch, StoreFull
-from kvstore.files import Files, refusals
 from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions

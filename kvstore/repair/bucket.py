@@ -6,16 +6,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from kvstore import pages
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
-from kvstore.check import BucketReport, check_bucket, compare_rows
 from kvstore.clock import Clock
+from kvstore.disk import pages
+from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, UnknownSchema, UnsupportedVersion
-from kvstore.files import Files
 from kvstore.index.index import Index
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.log.segments import LogFiles, read_sparse_index
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -24,6 +23,7 @@ from kvstore.repair.log import LogRepair
 from kvstore.repair.loss import AcceptedLoss
 from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
+from kvstore.store.check import BucketReport, check_bucket, compare_rows
 from logformat import paths
 from logformat.catalog.replicas import ReplicaStatus, Stream
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Sequence, WriterId

@@ -8,9 +8,9 @@ from uuid import UUID
 from kvstore.checkpoint import recovery, worker
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, StoreLocked, UnsupportedVersion
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.salvage import salvage

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvstore.disk.files import Files, read_file
 from kvstore.errors import CorruptData, UnsupportedVersion
-from kvstore.files import Files, read_file
 from kvstore.log.writer_state import WriterStates
 from kvstore.repair.evidence import LogEvidence
 from kvstore.repair.quarantine import Quarantine

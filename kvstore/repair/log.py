@@ -16,8 +16,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from kvstore.bucket.context import BucketPlace
+from kvstore.disk.files import Files, names_in
 from kvstore.errors import CorruptData
-from kvstore.files import Files, names_in
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at, publish, temporary_file
 from kvstore.log.segments import LogEnd
 from kvstore.repair.derived_files import DerivedFilesRepair

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.repair.evidence import Hole, LogEvidence, RepairedLog

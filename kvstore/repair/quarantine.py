@@ -9,7 +9,7 @@ import os
 from itertools import count
 from pathlib import Path
 
-from kvstore.files import Files, data_ranges, open_regular
+from kvstore.disk.files import Files, data_ranges, open_regular
 from logformat import paths
 
 _PIECE_BYTES = 1 << 24

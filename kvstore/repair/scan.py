@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvstore.disk.files import open_regular
 from kvstore.errors import CorruptBatch
-from kvstore.files import open_regular
 from kvstore.log.segments import LogIdentity, places_of_batches
 from logformat import paths
 from logformat.ids import Offset, Position

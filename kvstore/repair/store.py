@@ -17,9 +17,10 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.arguments import path_of, url_without_credentials
-from kvstore.calls import uninterrupted
-from kvstore.check import BucketReport
 from kvstore.clock import Clock, SystemClock
+from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.lock import ProcessLock
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -28,24 +29,23 @@ from kvstore.errors import (
     UnsupportedVersion,
     WriterFenced,
 )
-from kvstore.files import Files, read_file, refusals
 from kvstore.index.open_readers import OpenReaders
-from kvstore.lock import ProcessLock
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
-from kvstore.place import StoreDirectory
+from kvstore.process.calls import uninterrupted
+from kvstore.process.meter import TableMeter
 from kvstore.repair.bucket import BucketRepair, RepairedBucket
 from kvstore.repair.catalog import CatalogRepair
 from kvstore.repair.quarantine import Quarantine
 from kvstore.repair.source import Source
 from kvstore.replica.client import ObjectStore, normalised
 from kvstore.replica.leadership import ReplicaLeadership
-from kvstore.runtime import opened
+from kvstore.store.check import BucketReport
+from kvstore.store.runtime import opened
 from kvstore.table.open_table import open_table
 from logformat import paths
 from logformat.catalog import store_file

@@ -14,8 +14,8 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
-from kvstore.calls import check_caller
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
+from kvstore.process.calls import check_caller
 from kvstore.replica import directory as local
 from logformat.urls import shown_url
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest
-from kvstore.files import Files
 
 _NAME = re.compile(r"(?!\.\.?(/|$))[A-Za-z0-9_.-]+(/(?!\.\.?(/|$))[A-Za-z0-9_.-]+)*")
 _FILES = Files()

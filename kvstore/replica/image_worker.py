@@ -16,8 +16,8 @@ import msgspec
 from kvstore.checkpoint.messages import Answer, Done, Refused, Task, decode_answer, decode_task, encode
 from kvstore.checkpoint.worker import image_lock
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import CorruptData, StoreError, Unavailable
-from kvstore.files import Files, read_file, refusals
 from kvstore.meta import image
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import Client

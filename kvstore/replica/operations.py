@@ -11,8 +11,8 @@ from uuid import uuid4
 
 from kvstore.arguments import integer_within, path_of, shown, url_without_credentials
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest
-from kvstore.files import Files
 from kvstore.options import options_of_call
 from kvstore.replica.client import ObjectStore, normalised, place_of
 from kvstore.replica.follow.creation import create

@@ -10,14 +10,14 @@ from pathlib import Path
 from kvstore.arguments import printable, shown, url_without_credentials
 from kvstore.checkpoint.messages import Task
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.files import Files
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
 from kvstore.replica.follow.follower import LAG_SECONDS
 from kvstore.replica.image_worker import ElsewhereWorker, chosen, followers
 from kvstore.replica.ship.shipper import edits_pushed, stored_name
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat.catalog.edits import AddReplica, DropReplica, decode
 from logformat.catalog.image import Leader
 from logformat.ids import Txid

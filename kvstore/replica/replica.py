@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import time_text
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, StoreLocked, UnsupportedOperation
-from kvstore.lock import ProcessLock
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore
 from kvstore.replica.image_worker import followers
@@ -21,7 +21,7 @@ from kvstore.replica.ship.merging import OBJECTS_MIN, merge
 from kvstore.replica.ship.repair import repair
 from kvstore.replica.ship.retention import Retention
 from kvstore.replica.ship.shipper import Shipment, Shipper, edits_pushed, status_of
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.edits import FindReplica
 from logformat.catalog.replicas import Finding, ReplicaStatus, Stream

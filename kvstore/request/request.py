@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvstore.calls import Answer
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Answer
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
-from kvstore.calls import Reply
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Reply
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of

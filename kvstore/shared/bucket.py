@@ -17,9 +17,9 @@ import lmdb
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, OffsetOutOfRange
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from kvstore.request.preparation import fitted, request_of

@@ -16,8 +16,8 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing, synced_end
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData
-from kvstore.files import Files, refusals
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
 from kvstore.log.segments import LogFiles
 from kvstore.options import StoreOptions

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
 from kvstore.commit.named_writers import TRANSACTION
 from kvstore.errors import UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
 from kvstore.replica.ship.merging import RANGE_BYTES
 from kvstore.shared.table import Content, SharedTable

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreError
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 
 FREE = 10
 """Copies are removed while less than this fraction of the disk is free."""

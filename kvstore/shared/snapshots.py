@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 from kvstore.bucket import snapshot as local
 from kvstore.bucket.context import BucketPlace
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import Unavailable
-from kvstore.files import Files, read_file, refusals
 from kvstore.shared.copy import open_copy
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import TRIES, check_age

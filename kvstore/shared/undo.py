@@ -13,8 +13,8 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.merge.exchange import Effect
 from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.recovery import usable_index
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData
-from kvstore.files import Files, refusals
 from kvstore.index.index import Index
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition

@@ -47,7 +47,7 @@ from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.changes import changes_of
 from kvstore.spark.write.job import TASK_ROWS
 from kvstore.spark.write.staged import staged_batch, together
-from kvstore.store import table_name
+from kvstore.store.store import table_name
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
 from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior

@@ -25,7 +25,6 @@ from pyspark.sql.types import StructType
 from kvstore.errors import OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.read.scan import KeyRange
 from kvstore.replica.location import replica_at
-from kvstore.session import check_follows_not
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.aggregates import JSON_TYPES, count_of
@@ -37,6 +36,7 @@ from kvstore.spark.read.splits import ROWS_TASK_BYTES_MIN
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.sink import KvStoreStreamWriter, KvStoreWriter
+from kvstore.store.session import check_follows_not
 from kvstore.table.table import Table
 from logformat.ids import Offset
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Access(Protocol):
-    """Whether an open store takes a call now: a :class:`kvstore.session.Session`."""
+    """Whether an open store takes a call now: a :class:`kvstore.store.session.Session`."""
 
     def check_open(self) -> None:
         """Refuse if the store is closed."""

@@ -10,11 +10,11 @@ import numpy as np
 
 from kvstore.arguments import integer, shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import answer_of
 from kvstore.errors import InvalidRequest
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
+from kvstore.process.calls import answer_of
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.results import AppendResult

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import answer_of, uninterrupted, wait_for
 from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import answer_of, uninterrupted, wait_for
 from kvstore.read.scan import rows_where
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.request import ConditionalRequest

@@ -20,9 +20,9 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.engine import create_bucket
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptImage, StoreError, TableExists
-from kvstore.files import Files, refusals
-from kvstore.lock import ProcessLock
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData
 from kvstore.index.space import HeldIndex
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta.state import TableDefinition
 from kvstore.table.open_table import OpenTable
 from logformat import paths

@@ -17,14 +17,14 @@ from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
 from kvstore.commit.named_writers import Writers
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files
 from kvstore.errors import StoreError
-from kvstore.files import Files
 from kvstore.index.open_readers import OpenReaders
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
+from kvstore.process.meter import TableMeter
 from logformat import paths
 from logformat.ids import BucketId
 

@@ -21,7 +21,7 @@ from kvstore.history.reads import HistoryReads
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meter import GETS_TIMED
+from kvstore.process.meter import GETS_TIMED
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
-from kvstore.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.commit.coordinator import Confirm
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NamedWriter
+from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.request.partition import buckets_of_rows, row_indices_by_bucket, spread
 from kvstore.request.preparation import fitted, request_of

@@ -21,7 +21,7 @@ from kvstore.index.index import Index
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of

@@ -18,7 +18,7 @@ from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.log import segments
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.log.index_state import IndexState
 from tests.crash.bugs import planted
 from tests.support.clocks import SetClock

@@ -16,7 +16,7 @@ from hypothesis import example, given, strategies as st
 import kvstore
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.disks import FailingDisk
 from tests.support.examples import slow
 from tests.support.tables import rows_of

@@ -19,7 +19,7 @@ from kvstore.bucket import batching, write_path as apply
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.options import StoreOptions
 from kvstore.request import small
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
 from tests.support.examples import slow

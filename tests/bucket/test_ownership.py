@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from kvstore.bucket.ownership import BucketOwnership, State
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreClosed, StoreLocked
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from logformat import paths
 
 STEPS = st.lists(st.sampled_from(["take", "stop", "claim", "give back"]), max_size=12)

@@ -22,7 +22,7 @@ from kvstore.bucket import maintenance as maintenance
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import Offset
 from logformat.log.segment import HEAD_BYTES
 from tests.support.clocks import SetClock

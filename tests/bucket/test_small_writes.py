@@ -17,14 +17,14 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket import write_path
-from kvstore.calls import Reply, answer_of, wait_for
 from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch, StoreError
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.kernel.few import FewRecords, Found
 from kvstore.options import StoreOptions
+from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.testing import strategies
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.bucket.snapshot_rows import SCHEMA_ID, FileWriter, RowsWriter, read_rows
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
-from kvstore.files import Files
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from kvstore.testing.strategies import rows as record_batches, schemas

@@ -22,7 +22,7 @@ from kvstore.bucket import snapshot
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptBatch, CorruptData, LogFailed, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import Offset
 from logformat.log import snapshot_manifest
 from tests.conftest import OpenStore

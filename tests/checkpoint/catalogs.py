@@ -17,7 +17,7 @@ from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Task
 from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership

@@ -11,8 +11,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptImage, UnsupportedVersion
-from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership

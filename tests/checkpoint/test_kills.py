@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 
 from kvstore.checkpoint.controller import Controller
+from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreFull
-from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from tests.checkpoint.catalogs import STORE, Catalog, Here

@@ -18,9 +18,9 @@ from kvstore.checkpoint import controller as controllers, process, worker
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.messages import Answer, Done, Task
 from kvstore.checkpoint.process import WorkerProcess
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreClosed, StoreLocked, Unavailable
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState

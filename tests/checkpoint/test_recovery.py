@@ -18,9 +18,9 @@ from kvstore.checkpoint import recovery
 from kvstore.checkpoint.recovery import Recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
-from kvstore.environment import open_environment
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, CorruptImage, NotAStore, StoreLocked, UnsupportedVersion, WriterFenced
-from kvstore.files import Files
 from kvstore.meta.journal import MAP_BYTES
 from kvstore.meta.state import CatalogState
 from logformat import paths

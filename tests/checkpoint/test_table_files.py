@@ -19,10 +19,10 @@ from kvstore.checkpoint import recovery
 from kvstore.checkpoint.recovery import Recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import StoreError, StoreFull
-from kvstore.files import Files
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId

@@ -15,7 +15,7 @@ from pyarrow import ipc, parquet
 
 import kvstore
 from kvstore.cli.export.target import replaced
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from tests.cli.commands import fine, process, run
 from tests.cli.test_json_form import FORMS
 

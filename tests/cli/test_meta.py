@@ -17,9 +17,9 @@ import kvstore
 from kvstore.checkpoint import health
 from kvstore.checkpoint.controller import Controller
 from kvstore.cli.meta import status as meta
-from kvstore.environment import open_environment
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import StoreError
-from kvstore.files import Files
 from kvstore.meta import image
 from logformat import paths
 from tests.cli.commands import fine, run

@@ -29,7 +29,7 @@ from kvstore.errors import (
 )
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
-from kvstore.store import Store, open_reader
+from kvstore.store.store import Store, open_reader
 from tests.bucket.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk
@@ -382,7 +382,7 @@ def test_consumers_of_a_store_with_read_only_files(kept: Kept, tmp_path: Path) -
     def access(path: Path, mode: int) -> bool:
         return path.name != "data.mdb" or not mode & os.W_OK
 
-    with patch("kvstore.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
+    with patch("kvstore.disk.environment.os.access", access), open_reader(tmp_path / "copy") as reader:
         reader.table("t").lease("lease", {0: 0})
         with pytest.raises(UnsupportedOperation, match="may only be read"):
             reader.table("t").hold("a", {0: 1})

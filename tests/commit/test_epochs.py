@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.calls import Call
+from kvstore.disk.files import Files
 from kvstore.errors import (
     AggregateOverflow,
     CorruptData,
@@ -23,9 +23,9 @@ from kvstore.errors import (
     StoreFull,
     WriterFenced,
 )
-from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.process.calls import Call
+from kvstore.store.store import Store
 from logformat.log.batch import decode_header
 from tests.conftest import OpenStore
 from tests.support.commits import refuse_ends_of_commits

@@ -16,7 +16,7 @@ from kvstore.bucket import snapshot
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log import recovery as log_recovery, retention
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log import recovery
 from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.log.writer_state import WriterStates

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.bucket.recovery import synced_end
-from kvstore.environment import open_environment
-from kvstore.files import Files
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from logformat.ids import BucketId, Offset, TableId
 from logformat.log.index_state import IndexState

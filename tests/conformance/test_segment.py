@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptBatch
-from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.log import Log
 from kvstore.log.segments import LogFiles

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import lmdb
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, OutOfOrderSequence
-from kvstore.files import Files
 from kvstore.log import recovery, writer_state
 from kvstore.log.writer_state import EXPIRY_MS
 from logformat import paths

@@ -12,7 +12,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import TaskFailed
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.table.table import Table
 from tests.support.clocks import SetClock
 

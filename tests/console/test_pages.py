@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 import kvstore
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.cli.commands import fine
 from tests.console.browser import LONG, api, asking, page
 from tests.support.clocks import SetClock

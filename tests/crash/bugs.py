@@ -17,8 +17,8 @@ from kvstore.bucket import recovery as bucket_recovery, write_path as apply
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.write_path import Applied, WritePath
-from kvstore.environment import Environment
-from kvstore.files import Files
+from kvstore.disk.environment import Environment
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.log import recovery

@@ -17,7 +17,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import CorruptData, StoreError
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.testing.model import Operation
 from tests.support.clocks import SetClock
 
@@ -55,7 +55,7 @@ NEXT = len(BATCHES)
 
 def build(path: Path, after: Callable[[], None] = lambda: None) -> None:
     """Write the store and close it; calls ``after`` each time that what was written is committed."""
-    with patch("kvstore.runtime.uuid4", return_value=STORE_ID), Store(path, OPTIONS, clock=SetClock()) as store:
+    with patch("kvstore.store.runtime.uuid4", return_value=STORE_ID), Store(path, OPTIONS, clock=SetClock()) as store:
         table = store.create_table(TABLE, SCHEMA, primary_key="k")
         writer = store.new_writer_id()
         for sequence, operations in enumerate(BATCHES):

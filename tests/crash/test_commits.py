@@ -22,8 +22,8 @@ import kvstore
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
-from kvstore.files import Files
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
 from tests.crash.places import workplace

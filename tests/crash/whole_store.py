@@ -21,8 +21,8 @@ import pyarrow as pa
 import kvstore
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
-from kvstore.files import Files
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from tests.checkpoint.catalogs import Here
@@ -117,7 +117,7 @@ def opened(path: Path, settings: dict[str, int]) -> Iterator[kvstore.Store]:
 def checkpoints_here() -> Iterator[None]:
     """Have images made in this process, where every call on the directory is seen."""
     start = partial(Controller, start=lambda task: Here(task, Files(), SystemClock()))
-    with patch("kvstore.runtime.Controller", start):
+    with patch("kvstore.store.runtime.Controller", start):
         yield
 
 

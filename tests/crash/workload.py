@@ -22,8 +22,8 @@ from unittest import mock
 import pyarrow as pa
 
 import kvstore
+from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
-from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync

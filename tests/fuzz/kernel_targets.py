@@ -7,11 +7,11 @@ from tempfile import TemporaryFile
 import numpy as np
 import pyarrow as pa
 
+from kvstore.disk.pages import tree_of
 from kvstore.errors import CorruptData
 from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.pages import tree_of
 from kvstore.read.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import WORD, BinaryColumn

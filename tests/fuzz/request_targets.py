@@ -10,7 +10,7 @@ from kvstore.arguments import printable
 from kvstore.commit.consumers import consumer_name
 from kvstore.errors import CorruptImage, InvalidRequest
 from kvstore.spark.options import NAMES, Options
-from kvstore.store import table_name
+from kvstore.store.store import table_name
 from logformat import paths
 from logformat.ids import Offset, TableId, Txid
 

@@ -12,7 +12,7 @@ import pytest
 import kvstore
 from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.golden.description import described
 from tests.golden.write import KEYED
 from tests.support.clocks import SetClock

@@ -23,13 +23,13 @@ from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.clock import SystemClock
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreError, StoreFull, StoreLocked
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from kvstore.options import StoreOptions
 from kvstore.request.request import Prepared
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.table import held_indexes
 from logformat import paths
 from tests.cli.commands import fine, run

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from kvstore import lmdb_files, lock as locks
-from kvstore.environment import open_environment
+from kvstore.disk import lmdb_files, lock as locks
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import LogFailed, StoreFull
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from tests.support.processes import Child, Pipe
 
 MAP_BYTES = 1 << 24
@@ -129,7 +129,7 @@ def test_a_refused_environment_is_reported(
         raise OSError(code, os.strerror(code))
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvstore.environment.lmdb.open", refuse)
+        patch.setattr("kvstore.disk.environment.lmdb.open", refuse)
         with pytest.raises(error):
             open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True)
     open_environment(tmp_path / "e", Files(), map_bytes=MAP_BYTES, create=True).close()

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore import pages
-from kvstore.environment import open_environment
+from kvstore.disk import pages
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
+from kvstore.disk.pages import tree_of
 from kvstore.errors import CorruptData, StoreClosed
-from kvstore.files import Files
 from kvstore.index import leaves
 from kvstore.index.index import Index, View
 from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
-from kvstore.pages import tree_of
 from kvstore.read.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn

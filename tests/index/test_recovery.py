@@ -16,7 +16,7 @@ from kvstore.bucket.merge import replay
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import TableId
 from logformat.log import index_state
 from tests.conftest import OpenStore

@@ -18,7 +18,7 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.ingest.offsets import Taken
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 import kvstore
-from kvstore.store import Store as PlainStore, open_reader
+from kvstore.store.store import Store as PlainStore, open_reader
 from logformat.rows.changes import Changes
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -17,11 +17,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import calls
-from kvstore.files import Files
-from kvstore.lock import is_locked
+from kvstore.disk.files import Files
+from kvstore.disk.lock import is_locked
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.process import calls
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId, TableId
 from logformat.rows.changes import Changes

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore import environment
+from kvstore.disk import environment
+from kvstore.disk.pages import HEAD, last_commit
 from kvstore.errors import CorruptData, StoreClosed
 from kvstore.index import mapped
 from kvstore.index.index import Index, View
 from kvstore.kernel import library
-from kvstore.pages import HEAD, last_commit
 from logformat.binary_column import BinaryColumn
 from logformat.rows.keys import ROW
 from tests.conftest import OpenStore

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.disk.pages import HEAD, LEAF
 from kvstore.kernel import library
 from kvstore.kernel.leaves import LeafReader
-from kvstore.pages import HEAD, LEAF
 from logformat.rows.keys import ROW
 from tests.kernel.guarded import guarded
 from tests.kernel.reference import rows_by_reference, tree_file

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import KnownEnd, LogFiles
 from logformat.ids import Offset
 from tests.support.calls_made import calls_made

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptBatch
-from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.segments import LogEnd, LogFiles
 from logformat import paths

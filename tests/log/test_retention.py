@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptBatch, OffsetOutOfRange
-from kvstore.files import Files
 from kvstore.log import recovery
 from kvstore.log.retention import expired_before, needed_from, remove_before
 from kvstore.log.segments import LogEnd, LogFiles

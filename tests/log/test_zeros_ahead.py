@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptBatch, StoreFull
-from kvstore.files import Files
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import SMALL_BYTES_MAX
 from kvstore.log.segments import AHEAD_BYTES, KnownEnd, LogFiles, ends_at

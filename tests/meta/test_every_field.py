@@ -9,7 +9,7 @@ import dataclasses
 from pathlib import Path
 from uuid import UUID
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta import image
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.state import CatalogState, TableDefinition

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.environment import Environment, open_environment
+from kvstore.disk.environment import Environment, open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, StoreFull
-from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.environment import open_environment
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptImage
-from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import MAP_BYTES
 from logformat import paths

@@ -27,8 +27,8 @@ from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
 from kvstore.commit.coordinator import Commits
 from kvstore.commit.staging import Staging
-from kvstore.environment import Environment
-from kvstore.files import Files
+from kvstore.disk.environment import Environment
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from kvstore.log import retention
 from kvstore.log.log import Log

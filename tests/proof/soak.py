@@ -24,7 +24,7 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.errors import NotAStore, SchemaMismatch, StoreClosed, StoreReplaced, Unavailable
-from kvstore.store import open_reader
+from kvstore.store.store import open_reader
 from logformat.rows.bucketing import buckets_of
 from logformat.rows.keys import ROW, KeyCodec
 from tests.proof.second.plants import planted

@@ -23,7 +23,7 @@ from kvstore.bucket import recovery
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.write_path import WritePath
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
 from tests.support.clocks import JumpingClock

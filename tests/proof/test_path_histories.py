@@ -22,8 +22,8 @@ from unittest.mock import patch
 import pytest
 
 import kvstore
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import StoreError
-from kvstore.place import StoreDirectory
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
 from tests.support.path_changes import CHANGES, SCHEMA, WHOLE, Paths, Tree, make_stores, tree

@@ -21,11 +21,11 @@ import pytest
 
 import kvstore
 from kvstore.bucket import committer
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
 from kvstore.errors import StoreLocked
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.edits import AllocateWriter
 from tests.crash.conftest import Tell
 from tests.proof.actors import quiet

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
 from kvstore.errors import LogFailed, NoSuchTable, OffsetOutOfRange, StoreClosed
 from kvstore.options import StoreOptions
 from kvstore.read.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, ChangeReader, together
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.edits import AddSchema
 from logformat.ids import SchemaId
 from logformat.rows import schema as schemas

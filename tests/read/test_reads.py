@@ -15,7 +15,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptBatch, CorruptData, InvalidRequest
 from kvstore.options import StoreOptions
 from kvstore.read.scan import KeyRange
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
 

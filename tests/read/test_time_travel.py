@@ -14,7 +14,7 @@ from kvstore.errors import OffsetOutOfRange, UnsupportedOperation
 from kvstore.log.segments import LogFiles
 from kvstore.options import StoreOptions
 from kvstore.read import time_travel as undo
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.clocks import SetClock
 from tests.support.tables import operations_of, rows_of
 

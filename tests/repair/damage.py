@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from kvstore.environment import open_environment
-from kvstore.files import Files
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 
 Damage = Callable[[Path, Random], None]

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import NotAStore, StoreLocked, UnsupportedOperation
-from kvstore.lock import ProcessLock
 from logformat import paths
 from logformat.log.segment import HEAD_BYTES, decode_head, encode_head
 from tests.repair.conftest import Built

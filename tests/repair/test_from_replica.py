@@ -14,10 +14,10 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, MissingVersion, NotAStore, UnsupportedVersion, WriterFenced
-from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.checksum import crc32c
 from logformat.replica.object_file import parse_name
 from tests.repair.conftest import Built

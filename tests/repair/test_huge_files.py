@@ -23,11 +23,11 @@ import kvstore
 from kvstore.checkpoint.messages import Done, Task, encode
 from kvstore.clock import SystemClock
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError
-from kvstore.files import Files
 from kvstore.ingest import offsets
 from kvstore.ingest.offsets import Taken
-from kvstore.lock import ProcessLock
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.repair.quarantine import Quarantine
@@ -36,7 +36,7 @@ from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
 from kvstore.replica.image_worker import ElsewhereWorker, followers
 from kvstore.replica.replica import Replica
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import TableOptions
 from logformat.catalog.image import IMAGE_BYTES_MAX, RECORD_BYTES_MAX, Leader, read_record

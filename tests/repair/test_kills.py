@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import StoreError
-from kvstore.files import Files
 from logformat import paths
 from tests.repair.conftest import Built
 from tests.repair.damage import spoil

@@ -10,7 +10,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import OutOfOrderSequence
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.repair.conftest import Built
 from tests.repair.damage import lose_a_row, spoil
 from tests.repair.worlds import LOG, OPTIONS, SCHEMA, STEPS, World, goes_on, seen, segment, segments, write

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import kvstore
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.options import StoreOptions
 from kvstore.repair.scan import PlacedBatch, scan_segment
 from logformat import paths

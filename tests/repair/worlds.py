@@ -14,13 +14,13 @@ import pyarrow as pa
 
 import kvstore
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import StoreOptions
 from kvstore.repair.source import Source
 from kvstore.repair.store import RepairReport, StoreRepair
 from kvstore.replica.client import ObjectStore
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.repair.damage import files_of
 from tests.support.tables import rows_of
 

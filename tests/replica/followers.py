@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 
 import kvstore
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.client import Client
 from kvstore.replica.follow.creation import create

@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 import kvstore
+from kvstore.disk.files import Files
 from kvstore.errors import Unavailable
-from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.replica.client import Client, check_size
 from kvstore.replica.read.restore import Restore, Restored, Target

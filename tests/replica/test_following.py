@@ -9,6 +9,7 @@ import pytest
 
 import kvstore
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import (
     InvalidRequest,
     MissingVersion,
@@ -19,7 +20,6 @@ from kvstore.errors import (
     UnsupportedOperation,
     WriterFenced,
 )
-from kvstore.files import Files
 from logformat import paths
 from logformat.catalog.replicas import CATALOG, Stream
 from logformat.ids import BucketId, TableId

@@ -14,8 +14,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import Diverged, NotAStore, OffsetOutOfRange, StoreLocked, Unavailable, WriterFenced
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.follow import creation, divergence, follower as following
 from kvstore.replica.ship.shipper import Shipper

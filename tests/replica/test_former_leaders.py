@@ -11,8 +11,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import Diverged, NotAStore, WriterFenced
-from kvstore.files import Files
 from tests.replica.followers import Leader, contents, everything, follower, store_id, until_it_lives
 from tests.replica.objects import SCHEMA, restored
 

@@ -13,8 +13,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint import controller
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, Unavailable
-from kvstore.files import Files
 from kvstore.meta import image
 from kvstore.options import StoreOptions
 from kvstore.replica import image_worker

@@ -23,9 +23,9 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore import this_process
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import (
     CorruptData,
     ForkedStore,
@@ -39,7 +39,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files
+from kvstore.process import this_process
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
 from kvstore.replica.read.table import ReplicaTable
 from logformat.replica import manifest as replica_manifest

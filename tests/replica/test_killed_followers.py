@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.disk.files import Files
 from kvstore.errors import Unavailable
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.follow.follower import Follower

@@ -15,8 +15,8 @@ import kvstore
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import StoreFull, Unavailable, WriterFenced
-from kvstore.files import Files
 from kvstore.replica import leadership
 from logformat import paths
 from logformat.ids import Epoch
@@ -138,7 +138,7 @@ def test_a_replica_that_does_not_answer_stops_no_leader(
 
     place = Silent()
     monkeypatch.setattr(
-        "kvstore.store.ReplicaLeadership", lambda clock: leadership.ReplicaLeadership(clock, lambda _: place)
+        "kvstore.store.store.ReplicaLeadership", lambda clock: leadership.ReplicaLeadership(clock, lambda _: place)
     )
     with kvstore.open(tmp_path / "s") as store:
         for number in range(3):

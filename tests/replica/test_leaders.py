@@ -11,9 +11,9 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, StoreLocked, WriterFenced
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
 from logformat import paths
 from logformat.catalog.replicas import CATALOG
 from logformat.replica.object_file import leader_name, parse_name

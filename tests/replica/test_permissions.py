@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.files import Files
 from kvstore.replica.client import ObjectStore
 
 SHIPS = """
 import os, sys, kvstore, pyarrow as pa
 from pathlib import Path
-from kvstore.files import Files
+from kvstore.disk.files import Files
 os.umask(int(sys.argv[2]))
 base, write = Path(sys.argv[1]), Files.write
 

@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.checkpoint.catalogs import make_images_here
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 import kvstore
-import kvstore.session
+import kvstore.store.session
+from kvstore.disk.place import LOOK_SECONDS
 from kvstore.errors import NoSuchTable, StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
-from kvstore.place import LOOK_SECONDS
-from kvstore.runtime import StoreRuntime
-from kvstore.store import Store
+from kvstore.store.runtime import StoreRuntime
+from kvstore.store.store import Store
 from tests.replica.followers import Leader, follower
 from tests.replica.test_killed_followers import rebuilds
 from tests.support.clocks import SetClock
@@ -106,7 +106,7 @@ def test_a_store_that_is_closed_while_a_thread_takes_the_replacement_is_closed(
     leader: Leader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy, goes_on, is_open = rebuilds(leader, tmp_path / "c"), threading.Event(), threading.Event()
-    open_runtime = kvstore.session.shared_runtime
+    open_runtime = kvstore.store.session.shared_runtime
 
     def slow(*args: Any) -> StoreRuntime:
         runtime = open_runtime(*args)
@@ -116,7 +116,7 @@ def test_a_store_that_is_closed_while_a_thread_takes_the_replacement_is_closed(
         return runtime
 
     is_slow = False
-    monkeypatch.setattr(kvstore.session, "shared_runtime", slow)
+    monkeypatch.setattr(kvstore.store.session, "shared_runtime", slow)
     reader = Store(tmp_path / "c", StoreOptions(), read_only=True, clock=SetClock())
     table = reader.table("t")
     assert copy.pull().rebuilt

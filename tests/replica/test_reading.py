@@ -18,7 +18,7 @@ from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.replica.source import SLACK_MS, Source
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.replicas import CATALOG, Shipped, Stream
 from logformat.ids import BucketId, TableId
 from logformat.log.batch import LogBatch, decode_batch, encode_batch

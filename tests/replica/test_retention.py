@@ -15,15 +15,15 @@ import pytest
 import kvstore
 from kvstore.bucket import maintenance
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, ReplicaBehind, Unavailable
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.check import missing
 from kvstore.replica.read.restore import Restore
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.replica import MAINTENANCE_SECONDS
 from kvstore.replica.source import Source
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.replicas import CATALOG, Finding, Stream
 from logformat.ids import BucketId, TableId
 from logformat.replica import manifest as replica_manifest, retention as retention_object

@@ -13,8 +13,8 @@ import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
-from kvstore.files import Files
 from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica

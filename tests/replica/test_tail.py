@@ -14,14 +14,14 @@ import pytest
 import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import MissingVersion, NoSuchTable, OffsetOutOfRange, Unavailable
-from kvstore.files import Files
 from kvstore.options import StoreOptions
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.ship.merging import merge
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import Offset
 from logformat.replica import manifest as replica_manifest

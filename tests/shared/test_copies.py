@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 import kvstore
-from kvstore.files import Files
-from kvstore.lock import ProcessLock
+from kvstore.disk.files import Files
+from kvstore.disk.lock import ProcessLock
 from kvstore.shared.room import IDLE_MS, make_room
 from kvstore.shared.snapshots import take_snapshots
 from tests.replica.objects import Objects

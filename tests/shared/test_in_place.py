@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore import this_process
 from kvstore.errors import (
     CorruptData,
     ForkedStore,
@@ -24,6 +23,7 @@ from kvstore.errors import (
     StoreClosed,
     UnsupportedOperation,
 )
+from kvstore.process import this_process
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
 from kvstore.shared.snapshots import take_snapshots

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.shared.check import report_of
 from kvstore.shared.table import SharedTable

@@ -18,7 +18,7 @@ from kvstore import StoreOptions
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.spark.read.net import net_changes, whole_commits
 from kvstore.spark.read.versions import Bound, ranges_of
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.conftest import OpenStore
 from tests.spark.catalogs import Run, catalog_of
 from tests.support.clocks import SetClock

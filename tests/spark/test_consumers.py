@@ -20,7 +20,7 @@ from kvstore.bucket.maintenance import Maintenance
 from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.spark import KvStoreSource
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
 from tests.support.clocks import SetClock
 from tests.support.examples import slow

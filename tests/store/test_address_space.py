@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import address_space
-from kvstore.environment import open_environment
+from kvstore.disk import address_space
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
 from kvstore.errors import OutOfAddressSpace
-from kvstore.files import Files
 from tests.conftest import OpenStore
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

@@ -12,7 +12,7 @@ import kvstore
 from kvstore.clock import SystemClock
 from kvstore.errors import NoSuchTable
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.store.helpers import Program, run
 from tests.support.following import Following, Polls, changes
 from tests.support.tables import changes_of

@@ -16,6 +16,8 @@ import pytest
 
 import kvstore
 from kvstore.bucket.committer import Committer
+from kvstore.disk.files import Files
+from kvstore.disk.lock import Presence, ProcessLock
 from kvstore.errors import (
     InvalidRequest,
     LogFailed,
@@ -26,10 +28,8 @@ from kvstore.errors import (
     StoreFull,
     Unavailable,
 )
-from kvstore.files import Files
-from kvstore.lock import Presence, ProcessLock
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest
-from kvstore.meter import Timer
+from kvstore.process.meter import Timer
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 SAMPLE = re.compile(r'(kvstore_[a-z_]+)(\{(?:[a-z]+="(?:[^"\\]|\\.)*",?)*\})? (\S+)')

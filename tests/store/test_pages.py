@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import pages
+from kvstore.disk import pages
 from kvstore.errors import CorruptData, CorruptImage
 
 PAGE = 4096

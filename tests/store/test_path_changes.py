@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.disk.files import Files
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import StoreError, StoreReplaced, WriterRejected
-from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.place import StoreDirectory
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.path_changes import CHANGES, SCHEMA, WHOLE, Change, Paths, make_stores, tree
 from tests.support.tables import rows_of
 

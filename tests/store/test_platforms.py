@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import pages
+from kvstore.disk import pages
 from kvstore.errors import CorruptData
 from logformat import paths
 
@@ -91,7 +91,7 @@ def test_where_a_full_sync_exists_every_sync_is_one(tmp_path: Path, monkeypatch:
     for name in ("posix_fallocate", "fdatasync", "SEEK_DATA"):
         monkeypatch.delattr(os, name)
     monkeypatch.setattr("kvstore.index.writeback.BYTES_MIN", 1)
-    monkeypatch.setattr("kvstore.files.write_back", lambda _descriptor: None)
+    monkeypatch.setattr("kvstore.disk.files.write_back", lambda _descriptor: None)
     monkeypatch.setattr("kvstore.index.writeback.write_back", lambda _descriptor: None)
     model = used(tmp_path / "store")
     assert full > 10

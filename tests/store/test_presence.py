@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.lock import Presence
+from kvstore.disk.lock import Presence
 from tests.support.waiting import ends_or_waits
 
 

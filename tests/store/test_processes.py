@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.environment import Environment
+from kvstore.disk.environment import Environment
+from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, StoreLocked
-from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.conftest import OpenStore
 from tests.store.helpers import Program, run
 from tests.support.tables import changes_of, rows_of

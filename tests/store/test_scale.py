@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import lmdb_files, place
+from kvstore.disk import lmdb_files, place
 from kvstore.errors import Unavailable
 from kvstore.index import open_readers
 from kvstore.index.index import Index

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import lock
 from kvstore.clock import SystemClock
+from kvstore.disk import lock
+from kvstore.disk.files import Files
 from kvstore.errors import StoreLocked
-from kvstore.files import Files
 from tests.store.helpers import PREAMBLE, Program
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

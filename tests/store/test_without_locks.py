@@ -12,11 +12,11 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import lmdb_files
-from kvstore.environment import Environment, open_environment
+from kvstore.disk import lmdb_files
+from kvstore.disk.environment import Environment, open_environment
+from kvstore.disk.files import Files
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, Unavailable, UnsupportedOperation
-from kvstore.files import Files
-from kvstore.lmdb_files import LMDB_FILES
 from tests.store.helpers import PREAMBLE, Program
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 
 
 class FailingDisk(Files):

@@ -8,7 +8,7 @@ from uuid import UUID
 import numpy as np
 import pyarrow as pa
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log import recovery
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch

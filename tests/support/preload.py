@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 import kvstore
 import kvstore.shared.bucket
-import kvstore.store
+import kvstore.store.store
 import kvstore.testing  # noqa: F401
 
 assert all((np, pa, pc))

@@ -15,6 +15,7 @@ import kvstore
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import (
     DeletionDisabled,
     InvalidRequest,
@@ -23,10 +24,9 @@ from kvstore.errors import (
     TableExists,
     UnsupportedOperation,
 )
-from kvstore.files import Files
 from kvstore.meta.salvage import Elsewhere, salvage
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.catalog.edits import TableOptions, decode

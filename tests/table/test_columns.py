@@ -19,6 +19,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
 from kvstore.errors import (
     InvalidRequest,
     InvalidTargetColumns,
@@ -27,9 +28,8 @@ from kvstore.errors import (
     StoreError,
     UnsupportedOperation,
 )
-from kvstore.files import Files
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId
 from tests.checkpoint.catalogs import make_images_here

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore import lmdb_files
-from kvstore.environment import Transaction
+from kvstore.disk import lmdb_files
+from kvstore.disk.environment import Transaction
+from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreFull, StoreLocked, TableExists
-from kvstore.files import Files
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.table import creation
 from kvstore.table.creation import TableDirectories
 from logformat import paths

@@ -20,7 +20,7 @@ from kvstore.errors import OutOfOrderSequence
 from kvstore.log.writer_state import STEP_MS_MAX
 from kvstore.options import StoreOptions
 from kvstore.read.changelog import CHANGE_FIELDS
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.support.clocks import JumpingClock, SetClock
 from tests.support.examples import slow
 

@@ -27,7 +27,7 @@ from kvstore.errors import (
 )
 from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.testing import LossyTarget, Network
 from logformat.ids import NO_SEQUENCE, next_sequence
 from logformat.rows.changes import Changes

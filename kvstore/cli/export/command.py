@@ -19,8 +19,8 @@ from kvstore.cli.filters import Where
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import print_json
 from kvstore.cli.progress import Bar, Unit
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, UnsupportedOperation
-from kvstore.files import Files
 from kvstore.ingest.formats import COMPRESSIONS, SUFFIXES, Format
 from kvstore.read.changelog import End, Start
 from kvstore.read.conditions import parsed

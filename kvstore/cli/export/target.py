@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import BinaryIO, cast
 from uuid import uuid4
 
+from kvstore.disk.files import Files, refusal
 from kvstore.errors import InvalidRequest
-from kvstore.files import Files, refusal
 from logformat.paths import TEMPORARY
 
 _ESCAPED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")

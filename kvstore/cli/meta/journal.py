@@ -10,8 +10,8 @@ import typer
 from kvstore.cli.arguments import AsJson, Directory
 from kvstore.cli.printing import AlignedRows, print_facts, print_json, print_table
 from kvstore.clock import time_text
+from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
-from kvstore.files import Files
 from kvstore.meta.browse import browse
 from logformat.catalog import edits
 from logformat.ids import Txid

@@ -11,7 +11,7 @@ from kvstore.checkpoint import recovery
 from kvstore.cli.arguments import AsJson, Directory, store_id_of
 from kvstore.cli.printing import print_facts, print_json, print_line
 from kvstore.clock import SystemClock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 
 
 def recover(

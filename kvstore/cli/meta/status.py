@@ -13,8 +13,8 @@ import typer
 from kvstore.cli.arguments import AsJson, Directory, opened, store_id_of
 from kvstore.cli.printing import cell, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock, time_text
+from kvstore.disk.files import Files, refusal
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.files import Files, refusal
 from kvstore.index.space import HeldIndex
 from kvstore.meta import image
 from kvstore.meta.image import Image

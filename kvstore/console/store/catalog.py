@@ -15,8 +15,8 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, error_box, error_facts, fact_list, field, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.values import LETTERS_MAX
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData, CorruptImage, InvalidRequest, StoreError
-from kvstore.files import Files, refusals
 from kvstore.meta import image
 from kvstore.meta.browse import Browser, browse
 from logformat import paths

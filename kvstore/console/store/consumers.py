@@ -13,7 +13,7 @@ from kvstore.console.query import Query
 from kvstore.console.rates import Lags, lag_html
 from kvstore.meta.consumers import NO_CONSUMERS, NamedConsumer
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 READERS_SHOWN = 50
 BUCKETS_SHOWN = 20

@@ -13,7 +13,7 @@ from kvstore.console.page import Page
 from kvstore.console.parts import attempt, fact_list, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.errors import InvalidRequest
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.urls import without_credentials
 
 JOBS_SHOWN = 50

@@ -14,8 +14,8 @@ from kvstore.console.rates import rate_html
 from kvstore.console.table.tables import key_text, matching, summary
 from kvstore.console.values import LETTERS_MAX
 from kvstore.errors import StoreError
-from kvstore.metrics import consumer_lags
-from kvstore.store import Store
+from kvstore.store.metrics import consumer_lags
+from kvstore.store.store import Store
 
 TABLES_SHOWN = 50
 SAMPLES = 12

@@ -18,7 +18,7 @@ from kvstore.replica.client import NO_RETRIES, ObjectStore
 from kvstore.replica.coverage import holes
 from kvstore.replica.replica import report_facts
 from kvstore.replica.ship.shipper import status_of
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus, Shipped, Stream
 from logformat.replica.object_file import ObjectName, parse_name, place_of_stream
 

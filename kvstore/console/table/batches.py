@@ -18,7 +18,7 @@ from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.history.origin import Origin, Origins
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import Offset
 from logformat.log.batch import APPEND_ONLY, LAYOUTS, NAMED_WRITER
 

@@ -15,7 +15,7 @@ from kvstore.console.table.difference import WORDS
 from kvstore.console.table.keys import key_fields
 from kvstore.console.table.stretch import OFFSETS_SHOWN, Filter, Stretch, read_stretch
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 
 def changes_page(store: Store, definition: TableDefinition, query: Query) -> Page:

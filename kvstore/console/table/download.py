@@ -11,7 +11,7 @@ from kvstore.console.table.rows import row_of_key
 from kvstore.console.values import whole_of
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.log.change import ChangeType
 
 

@@ -15,7 +15,7 @@ from kvstore.console.table.columns import chosen
 from kvstore.console.table.stretch import OFFSETS_SHOWN, Filter, Reader, Stretch
 from kvstore.errors import NoSuchTable
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 
 @dataclass

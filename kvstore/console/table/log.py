@@ -15,7 +15,7 @@ from kvstore.console.query import Query
 from kvstore.errors import StoreError
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import BucketId, Offset, Position
 from logformat.log.segment import HEAD_BYTES
 

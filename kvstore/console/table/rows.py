@@ -24,7 +24,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.conditions import parsed
 from kvstore.read.scan import KeyRange, first_rows, matching, offset_as_of, rows_as_of
 from kvstore.request.row_layout import layout_of
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import Offset
 
 ROWS_SHOWN = 50

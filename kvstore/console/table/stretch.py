@@ -20,7 +20,7 @@ from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import AFTER, BEFORE, binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import changes_between, milliseconds
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import BucketId, Offset
 from logformat.log.batch import LAYOUTS, BatchHeader
 from logformat.log.change import ChangeType

@@ -28,7 +28,7 @@ from kvstore.console.parts import (
 from kvstore.console.query import Query
 from kvstore.console.rates import SAMPLES, growths, rate_facts, rate_html
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId
 from logformat.rows import schema as schemas

@@ -24,7 +24,7 @@ from kvstore.patch.patch import Patch
 from kvstore.read.binlog import AFTER, BEFORE
 from kvstore.read.follow import range_between
 from kvstore.request.partition import place_in
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import BucketId
 from logformat.log.change import ChangeType
 

@@ -18,7 +18,7 @@ from kvstore.console.table.keys import bucket_of, key_form, key_of
 from kvstore.history.origin import ORIGIN_FIELDS
 from kvstore.history.versions import LOG_START
 from kvstore.meta.state import TableDefinition
-from kvstore.store import Store
+from kvstore.store.store import Store
 
 VERSIONS_SHOWN = 50
 

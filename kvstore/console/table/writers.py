@@ -14,7 +14,7 @@ from kvstore.log.writer_state import EXPIRY_MS
 from kvstore.meta.jobs import NO_JOBS, writer_of
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import TableWriters
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.ids import WriterId, next_sequence
 from logformat.log.writer_entry import WINDOW, WriterEntry
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
 from kvstore.log.segments import LogIdentity
 from kvstore.meta.state import TableDefinition

@@ -6,7 +6,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import create_journal
 from kvstore.meta.state import CatalogState

@@ -9,7 +9,7 @@ from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
-from kvstore.lock import ProcessLock
+from kvstore.disk.lock import ProcessLock
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from logformat import paths

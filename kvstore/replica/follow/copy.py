@@ -12,17 +12,17 @@ from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
+from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.lock import ProcessLock
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import NotAStore
-from kvstore.files import Files, read_file, refusals
-from kvstore.lock import ProcessLock
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.table_files import AboutDefinition, TableFiles
-from kvstore.meter import TableMeter
 from kvstore.options import StoreOptions
-from kvstore.place import StoreDirectory
+from kvstore.process.meter import TableMeter
 from kvstore.replica.follow.copied_bucket import CopiedBucket
 from kvstore.replica.follow.new_tables import NewTables
 from kvstore.replica.follow.round import CopyProgress, Round

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, NotAStore, ReplicaBehind
-from kvstore.files import Files, read_file, refusals
-from kvstore.lock import ProcessLock
 from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
 from kvstore.replica.follow.catalog_files import write_catalog
 from kvstore.replica.follow.new_tables import NewTables

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Self
 from uuid import uuid4
 
-from kvstore.calls import in_background, uninterrupted
 from kvstore.checkpoint.room import available_memory, obstacle
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData, Diverged, Unavailable
-from kvstore.files import Files, refusals
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
+from kvstore.process.calls import in_background, uninterrupted
 from kvstore.replica import leadership
 from kvstore.replica.client import Client, ObjectStore, place_of
 from kvstore.replica.consistent_cut import streams_of

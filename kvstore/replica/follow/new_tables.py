@@ -13,7 +13,7 @@ from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions

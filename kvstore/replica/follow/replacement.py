@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstore.files import Files, refusals
-from kvstore.lock import ProcessLock
+from kvstore.disk.files import Files, refusals
+from kvstore.disk.lock import ProcessLock
 from logformat import paths
 
 _REBUILDING = ".kvstore-rebuilding"

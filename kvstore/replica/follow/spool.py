@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import UUID
 
+from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import CorruptData
-from kvstore.files import Files, read_file, refusals
 from kvstore.replica.client import Client
 from logformat import paths
 from logformat.ids import Epoch

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from kvstore.disk.files import Files, read_file, refusals
 from kvstore.errors import CorruptData, LogFailed, StoreFull, UnsupportedOperation
-from kvstore.files import Files, read_file, refusals
 from kvstore.replica.client import Client
 from logformat import paths
 from logformat.replica.object_file import CATALOG_PREFIX, decode_object, parse_name

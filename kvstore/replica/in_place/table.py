@@ -16,7 +16,7 @@ from kvstore.clock import Clock
 from kvstore.errors import ReplicaBehind, UnsupportedOperation
 from kvstore.history.past import Past
 from kvstore.meta.state import TableDefinition
-from kvstore.meter import TableMeter
+from kvstore.process.meter import TableMeter
 from kvstore.read.changelog import End, Start, milliseconds
 from kvstore.replica.in_place.bucket import ReplicaBucket, ReplicaChangeReader
 from kvstore.replica.in_place.followed import FollowedTable

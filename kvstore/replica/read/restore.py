@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
-from kvstore.calls import uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
-from kvstore.files import Files, refusals
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
 from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.catalog_files import write_catalog
 from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.source import Source, check_table
-from kvstore.runtime import opened
+from kvstore.store.runtime import opened
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import BeginEpoch, DropReplica, Edit, EndCommit, EndTask, PauseJob, Payload

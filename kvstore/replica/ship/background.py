@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from kvstore.calls import uninterrupted
 from kvstore.errors import InvalidRequest, StoreClosed, StoreError, WriterFenced
+from kvstore.process.calls import uninterrupted
 from kvstore.replica.replica import Replica
 
 

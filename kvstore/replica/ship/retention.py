@@ -22,7 +22,7 @@ from kvstore.replica.check import Listing, first_part_of, read_object
 from kvstore.replica.client import Client
 from kvstore.replica.contents import snapshot_parts
 from kvstore.replica.ship.shipper import Shipper
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.image import Reader
 from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Stream

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
+from kvstore.disk.files import read_file
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -25,12 +26,11 @@ from kvstore.errors import (
     Unavailable,
     WriterFenced,
 )
-from kvstore.files import read_file
 from kvstore.meta.journal import Journal
 from kvstore.replica.client import Client
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog import edits, store_file
 from logformat.catalog.edits import FindReplica, ReportReplica, TellReplica

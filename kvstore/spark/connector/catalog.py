@@ -25,7 +25,7 @@ from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read.place import opened
 from kvstore.spark.read.replica import found_replica
 from kvstore.spark.types import arrow_schema, spark_schema
-from kvstore.store import Store, open_store
+from kvstore.store.store import Store, open_store
 from logformat.catalog.edits import TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"

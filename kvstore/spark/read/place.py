@@ -15,7 +15,7 @@ from uuid import UUID
 
 from kvstore.errors import NoSuchTable, NotAStore
 from kvstore.spark.options import Kind, Options
-from kvstore.store import Store, open_reader
+from kvstore.store.store import Store, open_reader
 from kvstore.table.table import Table
 from logformat.ids import SchemaId, TableId
 
@@ -84,7 +84,7 @@ class TablePlace:
 
 
 def opened(path: str) -> Store:
-    """Open the store at a path read-only; see :func:`kvstore.store.open_reader`.
+    """Open the store at a path read-only; see :func:`kvstore.store.store.open_reader`.
 
     Raises:
         NotAStore: The path has no store.

@@ -33,7 +33,7 @@ from kvstore.spark.read.offsets import Began, Identity, Raw, StreamOffset, by_na
 from kvstore.spark.read.place import TablePlace, opened
 from kvstore.spark.read.splits import ReadRange, ReadTask, read, tasks_of
 from kvstore.spark.types import arrow_schema
-from kvstore.store import Store
+from kvstore.store.store import Store
 from kvstore.table.table import Table
 from logformat.ids import Offset
 

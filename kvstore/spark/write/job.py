@@ -16,7 +16,7 @@ from kvstore.spark.read.place import TablePlace
 from kvstore.spark.write.changes import changes_of
 from kvstore.spark.write.staged import Staged, TaskFile, parts_of, remove, sweep
 from kvstore.spark.write.statement import Statement
-from kvstore.store import open_store
+from kvstore.store.store import open_store
 from kvstore.table.table import Table
 from logformat.rows.changes import Changes
 

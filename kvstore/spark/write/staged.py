@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import WriterCommitMessage
 
 from kvstore.clock import SystemClock
+from kvstore.disk.files import Files, refusals, refuse_links
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.files import Files, refusals, refuse_links
 from kvstore.request.preparation import ROWS_BYTES_MAX
 from logformat import paths
 from logformat.checksum import crc32c

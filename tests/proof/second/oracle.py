@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 import kvstore
-from kvstore.store import Store
+from kvstore.store.store import Store
 from tests.checkpoint.catalogs import Here
 from tests.proof.second.workload import (
     CONSUMER,

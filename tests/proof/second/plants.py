@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from kvstore.files import Files
+from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from logformat.paths import STAGING
 

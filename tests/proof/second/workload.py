@@ -31,7 +31,7 @@ import kvstore
 from kvstore.bucket import maintenance
 from kvstore.errors import Unavailable
 from kvstore.options import StoreOptions
-from kvstore.store import Store
+from kvstore.store.store import Store
 from logformat.rows.bucketing import buckets_of
 from logformat.rows.keys import ROW, KeyCodec
 from tests.support.clocks import SetClock

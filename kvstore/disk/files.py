@@ -1,8 +1,8 @@
 """The disk, passed as an argument: only this module writes, syncs, renames or removes files.
 
-Exceptions are LMDB, which writes by itself (``kvstore/environment.py``), and temporary files that end with their
+Exceptions are LMDB, which writes by itself (``kvstore/disk/environment.py``), and temporary files that end with their
 process. All files are created for their owner alone, and no symbolic link to a file is followed. Files of an open store
-are looked up in its directory, not by its path; see ``kvstore/place.py``.
+are looked up in its directory, not by its path; see ``kvstore/disk/place.py``.
 
 It is also the only module that knows how systems differ: macOS syncs, allocates and finds holes by other calls than
 Linux.
@@ -23,10 +23,10 @@ from operator import call
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from kvstore import address_space
+from kvstore.disk import address_space
+from kvstore.disk.place import Below, StoreDirectory
 from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
-from kvstore.meter import Timer
-from kvstore.place import Below, StoreDirectory
+from kvstore.process.meter import Timer
 from logformat.paths import TEMPORARY
 
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024

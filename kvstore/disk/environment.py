@@ -1,4 +1,4 @@
-"""The only module that opens LMDB, by ``kvstore/lmdb_files.py``.
+"""The only module that opens LMDB, by ``kvstore/disk/lmdb_files.py``.
 
 * A process opens an environment once and shares it, and never uses it across ``fork()``.
 * LMDB neither syncs its directory nor refuses links; this module does both before anything relies on the files.
@@ -26,7 +26,9 @@ from typing import TypeAlias
 import lmdb
 import lmdb._envid
 
-from kvstore import address_space, lmdb_files, pages, this_process
+from kvstore.disk import address_space, lmdb_files, pages
+from kvstore.disk.files import Files, open_file, refusals, refuse_links, refuse_no_directory
+from kvstore.disk.lmdb_files import DATA, LMDB_FILES
 from kvstore.errors import (
     CorruptData,
     ForkedStore,
@@ -38,8 +40,7 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedOperation,
 )
-from kvstore.files import Files, open_file, refusals, refuse_links, refuse_no_directory
-from kvstore.lmdb_files import DATA, LMDB_FILES
+from kvstore.process import this_process
 
 _ENVIRONMENTS_OF_FULL_SIZE = 128
 _WAITS_FOR_GETS, _WAIT_SECONDS = 5_000, 0.0002
@@ -138,7 +139,7 @@ class Environment:
                 self._commits = words[pages.COMMIT_AT // 8 :: page_bytes // 8]
 
     def verify(self) -> None:
-        """Verify the whole file, whatever its size; see :func:`kvstore.pages.verify`.
+        """Verify the whole file, whatever its size; see :func:`kvstore.disk.pages.verify`.
 
         Raises:
             CorruptData: The file is damaged.
@@ -509,7 +510,7 @@ def open_environment(
         metasync: Whether a commit is durable when it returns; otherwise a power cut may undo the last one, unless
             :meth:`Environment.sync` was called since. If the environment is open in this process already, its mode
             applies.
-        has_databases: See :func:`kvstore.lmdb_files.open_lmdb`.
+        has_databases: See :func:`kvstore.disk.lmdb_files.open_lmdb`.
 
     Raises:
         FileNotFoundError: There is no environment, and ``create`` is not set.

@@ -10,8 +10,8 @@ from types import EllipsisType
 import pyarrow as pa
 
 from kvstore.arguments import column_names
-from kvstore.runtime import StoreRuntime
-from kvstore.session import Session
+from kvstore.store.runtime import StoreRuntime
+from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven
 from kvstore.table.definition import added_fields, altered_options, new_names
 from logformat.catalog.edits import DeleteBehavior

@@ -2,7 +2,7 @@
 
 Python runs handlers of signals in the main thread, between any two instructions, and they may raise. Other threads are
 not interrupted. What changes several things of which one follows from the other runs here if it is short; what waits
-for others, or takes long, runs in a thread (:mod:`kvstore.calls`).
+for others, or takes long, runs in a thread (:mod:`kvstore.process.calls`).
 """
 
 from __future__ import annotations

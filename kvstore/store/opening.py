@@ -12,14 +12,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore import this_process
 from kvstore.arguments import integer_within, url_without_credentials
-from kvstore.calls import in_background, uninterrupted
-from kvstore.check import BucketReport, CheckReport
 from kvstore.clock import Clock, SystemClock
 from kvstore.errors import ForkedStore, InvalidRequest, MissingVersion, StoreClosed, UnsupportedOperation
 from kvstore.meta.state import CatalogState
 from kvstore.options import Durability, options_of_call
+from kvstore.process import this_process
+from kvstore.process.calls import in_background, uninterrupted
 from kvstore.replica.check import findings
 from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache
@@ -33,7 +32,8 @@ from kvstore.shared.check import report_of
 from kvstore.shared.in_place import REFUSED, SharedCatalog, SharedTableInPlace
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
-from kvstore.store import Store, open_store as open_directory
+from kvstore.store.check import BucketReport, CheckReport
+from kvstore.store.store import Store, open_store as open_directory
 from kvstore.table.table import Table
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId

@@ -13,30 +13,30 @@ from typing import Literal, Self, overload
 
 import pyarrow as pa
 
-from kvstore.altered_tables import AlteredTables
 from kvstore.arguments import column_names, integer_within, path_of, printable, shown
-from kvstore.calls import uninterrupted
-from kvstore.check import CheckReport
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
 from kvstore.commit.consumers import Consumer, Consumers
+from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
-from kvstore.files import Files
 from kvstore.ingest import creation
 from kvstore.ingest.creation import DEFAULTS
 from kvstore.ingest.job import Job
 from kvstore.ingest.records import Home, id_of, job_ids
-from kvstore.metrics import Format, Metrics, metrics
 from kvstore.options import Durability, StoreOptions, options_of_call
+from kvstore.process.calls import uninterrupted
 from kvstore.replica import registry
 from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
-from kvstore.session import Session
 from kvstore.shared.place import place_of_tables
 from kvstore.shared.publish import publish
+from kvstore.store.altered_tables import AlteredTables
+from kvstore.store.check import CheckReport
+from kvstore.store.metrics import Format, Metrics, metrics
+from kvstore.store.session import Session
 from kvstore.table import sql
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of

@@ -13,10 +13,10 @@ import pyarrow as pa
 from kvstore.bucket import snapshot
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshot import Snapshot
+from kvstore.disk.files import read_file
+from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
-from kvstore.files import read_file
 from kvstore.index.index import View
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition

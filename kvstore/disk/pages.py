@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 
+from kvstore.disk.files import data_ranges
 from kvstore.errors import CorruptData
-from kvstore.files import data_ranges
 
 ALL_PAGES_BYTES_MAX = 4 << 20
 """Files up to this size are verified whole at every open; larger ones only on demand."""

@@ -21,10 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.calls import check_caller, uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files, open_file, refusal, refusals
 from kvstore.errors import CorruptData, NotAStore, StoreError, StoreLocked
-from kvstore.files import Files, open_file, refusal, refusals
+from kvstore.process.calls import check_caller, uninterrupted
 
 EDIT_WAIT_SECONDS = 25
 """How long an edit waits for the one of another process, before it is refused."""

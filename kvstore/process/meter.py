@@ -1,4 +1,7 @@
-"""Counts and durations of a process's work on a store, cheap enough to be always on: see ``kvstore/metrics.py``."""
+"""Counts and durations of a process's work on a store, cheap enough to be always on.
+
+``kvstore/store/metrics.py`` shows them.
+"""
 
 from __future__ import annotations
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from kvstore import this_process
-from kvstore.calls import in_background, uninterrupted
 from kvstore.clock import Clock
+from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, StoreClosed, StoreReplaced, UnsupportedOperation
-from kvstore.files import Files
 from kvstore.meta.leadership import Leadership
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
-from kvstore.runtime import Elsewhere, StoreRuntime, shared_runtime
+from kvstore.process import this_process
+from kvstore.process.calls import in_background, uninterrupted
+from kvstore.store.runtime import Elsewhere, StoreRuntime, shared_runtime
 from kvstore.table.reading import TableReads
 from logformat import paths
 
@@ -33,7 +33,7 @@ class Session:
         options: Settings of the store in this process.
         read_only: Whether tables may only be read.
         registers: Whether consumers and leases may be registered; None: if the store may be written.
-        leadership, elsewhere: See :class:`kvstore.runtime.StoreRuntime`.
+        leadership, elsewhere: See :class:`kvstore.store.runtime.StoreRuntime`.
 
     Attributes:
         runtime: State that this process shares for the directory.

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any, Literal, TypeAlias
 
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.meter import GETS_TIMED
+from kvstore.process.meter import GETS_TIMED
 from kvstore.replica import registry
-from kvstore.runtime import StoreRuntime
+from kvstore.store.runtime import StoreRuntime
 
 Metrics: TypeAlias = dict[str, Any]
 Format: TypeAlias = Literal["dict", "prometheus"]

@@ -21,14 +21,15 @@ from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.calls import uninterrupted
-from kvstore.check import CheckReport, check_buckets
 from kvstore.checkpoint.controller import Controller, Follower
 from kvstore.checkpoint.health import Health, health
 from kvstore.checkpoint.messages import Task
 from kvstore.checkpoint.process import Running
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.named_writers import new_writer_id
+from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
+from kvstore.disk.lmdb_files import LMDB_FILES
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
@@ -36,16 +37,15 @@ from kvstore.errors import (
     StoreClosed,
     StoreError,
 )
-from kvstore.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.index.open_readers import OpenReaders
-from kvstore.lmdb_files import LMDB_FILES
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import TableFiles
-from kvstore.meter import Meter
 from kvstore.options import StoreOptions
-from kvstore.place import StoreDirectory
+from kvstore.process.calls import uninterrupted
+from kvstore.process.meter import Meter
+from kvstore.store.check import CheckReport, check_buckets
 from kvstore.table.alteration import Alterations
 from kvstore.table.creation import TableDirectories
 from kvstore.table.open_table import HandOver, OpenTable, open_table

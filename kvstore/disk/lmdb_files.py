@@ -9,9 +9,9 @@ from pathlib import Path
 
 import lmdb
 
-from kvstore import address_space
+from kvstore.disk import address_space
+from kvstore.disk.files import allocate, refusal
 from kvstore.errors import CorruptData, StoreFull, UnsupportedOperation
-from kvstore.files import allocate, refusal
 
 LMDB_FILES = DATA, LOCK = "data.mdb", "lock.mdb"
 """Files that LMDB creates in a directory."""

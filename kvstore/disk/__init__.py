@@ -1,0 +1,1 @@
+"""The disk: files, places, locks, and LMDB environments and their pages."""
