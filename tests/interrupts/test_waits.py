@@ -279,7 +279,7 @@ class TestCalls:
 
         with open_store() as store:
             table = store.create_table("t", SCHEMA, "k")
-            monkeypatch.setattr(calls._thread, "start_new_thread", start)
+            monkeypatch.setattr(_thread, "start_new_thread", start)
             table.upsert({"k": 1, "v": 1})
             assert table.get(1) == {"k": 1, "v": 1}
 
