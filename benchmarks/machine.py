@@ -6,6 +6,8 @@ import datetime as dt
 import os
 import platform
 import tempfile
+import time
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -14,6 +16,7 @@ from benchmarks.measuring import seconds
 
 PACKAGES = ("lmdb", "pyarrow", "numpy", "rocksdict", "duckdb", "deltalake")
 PAGE_BYTES = 4096
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str]:
@@ -62,3 +65,61 @@ def file_bytes(directory: Path) -> int:
 def _number(file: str, name: str) -> int:
     line = next(line for line in Path(file).read_text().splitlines() if line.startswith(name))
     return int(line.split(":")[1].split()[0])
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """Seconds of CPU time of this process and all below it, and of the clock.
+
+    Attributes:
+        driver: Of this process.
+        workers: Of all other Python processes, those that have ended included.
+        java: Of Spark's Java.
+    """
+
+    driver: float
+    workers: float
+    java: float
+    wall: float
+
+    @classmethod
+    def now(cls) -> Cpu:
+        """As of now, since the processes began."""
+        python = java = 0.0
+        for pid, name, ticks in _below(os.getpid()):
+            if name == "java":
+                java += ticks / _TICKS
+            elif pid != os.getpid():
+                python += ticks / _TICKS
+        return cls(time.process_time(), python, java, time.perf_counter())
+
+    def since(self, before: Cpu) -> Cpu:
+        """What was taken since a time."""
+        return Cpu(*(mine - other for mine, other in zip(asdict(self).values(), asdict(before).values(), strict=True)))
+
+    @property
+    def python(self) -> float:
+        """Of all Python processes."""
+        return self.driver + self.workers
+
+    @property
+    def all(self) -> float:
+        """Of all processes."""
+        return self.python + self.java
+
+
+def _below(root: int) -> list[tuple[int, str, int]]:
+    """Of a process and all below it: id, name, and the ticks that it and its ended children took."""
+    found, parents = {}, {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            before, _, after = (directory / "stat").read_text().rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        fields, pid = after.split(), int(directory.name)
+        parents[pid] = int(fields[1])
+        found[pid] = (pid, before.partition("(")[2], sum(map(int, fields[11:15])))
+    below = {root}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    return [found[pid] for pid in below if pid in found]

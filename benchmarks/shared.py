@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import kvstore
 import kvstore.spark
-from benchmarks.machine import machine
+from benchmarks.machine import Cpu, machine
 from benchmarks.rows import SCHEMA, Rows
 from benchmarks.spark import session
 
@@ -34,60 +34,6 @@ BUCKETS = TASKS = 4
 MANY = CORES = 64
 WARM_UP = 2
 RATIO_TARGET, SERIAL_TARGET = 1.3, 0.05
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class Cpu:
-    """Seconds of CPU time of a write, and of the clock.
-
-    Attributes:
-        driver: Of this process.
-        workers: Of all other Python processes, those that have ended included.
-        java: Of Spark's Java.
-    """
-
-    driver: float
-    workers: float
-    java: float
-    wall: float
-
-    @classmethod
-    def now(cls) -> Cpu:
-        """As of now, since the processes began."""
-        python = java = 0.0
-        for pid, name, ticks in _below(os.getpid()):
-            if name == "java":
-                java += ticks / _TICKS
-            elif pid != os.getpid():
-                python += ticks / _TICKS
-        return cls(time.process_time(), python, java, time.perf_counter())
-
-    def since(self, before: Cpu) -> Cpu:
-        """What was taken since a time."""
-        return Cpu(*(mine - other for mine, other in zip(asdict(self).values(), asdict(before).values(), strict=True)))
-
-    @property
-    def python(self) -> float:
-        """Of all Python processes."""
-        return self.driver + self.workers
-
-
-def _below(root: int) -> list[tuple[int, str, int]]:
-    """Of a process and all below it: id, name, and the ticks that it and its ended children took."""
-    found, parents = {}, {}
-    for directory in Path("/proc").glob("[0-9]*"):
-        try:
-            before, _, after = (directory / "stat").read_text().rpartition(")")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        fields, pid = after.split(), int(directory.name)
-        parents[pid] = int(fields[1])
-        found[pid] = (pid, before.partition("(")[2], sum(map(int, fields[11:15])))
-    below = {root}
-    while more := {pid for pid, parent in parents.items() if parent in below} - below:
-        below |= more
-    return [found[pid] for pid in below if pid in found]
 
 
 @dataclass(frozen=True)

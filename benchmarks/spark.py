@@ -1,7 +1,12 @@
-"""``make bench-spark``: Spark reads a changelog, beside its own reader of the same rows in Parquet.
+"""``make bench-spark``: Spark reads a table and its changelog, beside its own reader of the same rows in Parquet.
 
-One session, one run: readers take turns, round by round. A figure is the median of its rounds, a ratio the median of
-the rounds' ratios to Parquet. The first round warms up and does not count.
+* Two buckets; every row is written once, then a third of them again: the changelog has five records for three rows.
+* Spark writes the Parquet files, from the DataFrames of the connector: of the changelog, and of the table's rows. So
+  they are as Spark reads them best, and each reader is compared with the Parquet of what it reads.
+* One session, one run: readers take turns, round by round. A figure is the median of its rounds, a ratio the median of
+  the rounds' ratios to Parquet. CPU is that of all processes: the driver, Spark's Java, helpers and workers;
+  it is counted in ticks of 10 ms, so that short reads are coarse.
+* The first round warms up and does not count. In it all readers must come to what Parquet comes to.
 """
 
 from __future__ import annotations
@@ -10,33 +15,35 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
 import kvstore
+from benchmarks.machine import Cpu, machine, today
 from benchmarks.rows import SCHEMA, Rows
 from kvstore.spark import KvStoreSource, configure
 
 BATCH_ROWS = 50_000
-FILES = 8
+BUCKETS = 2
+UPDATED = 3
+"""One row of so many is updated."""
 SUMMED = ["a", "c"]
 WORK: dict[str, Callable[[DataFrame], object]] = {
     "count": lambda frame: frame.count(),
     "sum of 2": lambda frame: frame.agg({"a": "sum", "c": "sum"}).collect(),
-    "noop write": lambda frame: frame.write.format("noop").mode("overwrite").save(),
+    "all columns": lambda frame: frame.write.format("noop").mode("overwrite").save(),
 }
+CHANGES, ROWS = "Parquet of the changelog", "Parquet of the rows"
 TARGETS = {
-    "connector": {"count": 0.5, "sum of 2": 0.85, "noop write": 0.7},
-    "connector: rows of the table": {"count": 0.5, "sum of 2": 1.5},
-    "source": {"count": 4.5, "sum of 2": 1.2, "noop write": 0.4},
-    "frame": {"count": 2.5, "sum of 2": 0.8, "noop write": 0.25},
+    "connector: changelog": {"count": 0.5, "sum of 2": 0.85, "all columns": 0.7},
+    "connector: rows": {"count": 0.5, "sum of 2": 1.5},
+    "source": {"count": 4.5, "sum of 2": 1.2, "all columns": 0.4},
+    "frame": {"count": 2.5, "sum of 2": 0.8, "all columns": 0.25},
 }
 
 
@@ -55,28 +62,87 @@ def session(directory: Path) -> SparkSession:
 
 
 def written(store: kvstore.Store, rows: int) -> kvstore.Table:
-    """A table, and its changelog: inserts only, so that it has as many rows."""
-    table = store.create_table("t", SCHEMA, "k")
-    for batch in Rows(rows).inserts(BATCH_ROWS):
+    """A table with so many rows, of which a third was updated once."""
+    table = store.create_table("t", SCHEMA, "k", buckets=BUCKETS)
+    given = Rows(rows)
+    inserts = given.inserts(BATCH_ROWS)
+    for batch in inserts:
         table.upsert(batch)
+    for batch in inserts:
+        table.upsert(given.batch(batch.column("k").to_numpy()[::UPDATED]))
     table.flush()
     return table
 
 
-def as_parquet(table: kvstore.Table, rows: int, directory: Path) -> Path:
-    target = directory / "parquet"
-    target.mkdir()
-    batches: Iterator[pa.RecordBatch] = table.changelog()
-    schema = table.changelog_schema()
-    for number in range(FILES):
-        with pq.ParquetWriter(target / f"{number}.parquet", schema, compression="snappy") as writer:
-            count = 0
-            for batch in batches:
-                writer.write_batch(batch)
-                count += batch.num_rows
-                if count >= rows / FILES:
-                    break
-    return target
+@dataclass
+class Reader:
+    """One way to read, and what its works took in each round.
+
+    Attributes:
+        beside: The name of the Parquet that it is compared with.
+        frame: A new DataFrame each time: Spark plans it again.
+    """
+
+    beside: str
+    frame: Callable[[], DataFrame]
+    took: dict[str, list[Cpu]] = field(default_factory=lambda: {work: [] for work in WORK})
+
+    def median(self, work: str, of: Callable[[Cpu], float]) -> float:
+        return statistics.median(map(of, self.took[work]))
+
+    def ratio(self, work: str, of: Callable[[Cpu], float], parquet: Reader) -> float:
+        """In times what Parquet took in the same rounds."""
+        pairs = zip(self.took[work], parquet.took[work], strict=True)
+        return statistics.median(of(mine) / of(other) for mine, other in pairs)
+
+
+def wall(took: Cpu) -> float:
+    return took.wall
+
+
+def cpu(took: Cpu) -> float:
+    return took.all
+
+
+def readers_of(spark: SparkSession, table: kvstore.Table, directory: Path) -> dict[str, Reader]:
+    """All readers; Parquet first, which Spark writes here."""
+    place = {"path": str(table.store_path)}
+
+    def read(way: str, name: str, **options: str) -> Callable[[], DataFrame]:
+        return lambda: spark.read.format(way).options(**place, table=name, **options).load()
+
+    def parquet(of: str, frame: DataFrame) -> Callable[[], DataFrame]:
+        target = str(directory / of)
+        frame.write.parquet(target)
+        return lambda: spark.read.parquet(target)
+
+    changes, rows = read("kvstore", "t$changelog"), read("kvstore", "t")
+    summed = ",".join(SUMMED)
+    return {
+        CHANGES: Reader(CHANGES, parquet("changelog", changes())),
+        ROWS: Reader(ROWS, parquet("rows", rows())),
+        "connector: changelog": Reader(CHANGES, changes),
+        "connector: rows": Reader(ROWS, rows),
+        "source": Reader(CHANGES, read("kvstore_python", "t$changelog")),
+        "source, 2 columns": Reader(CHANGES, read("kvstore_python", "t$changelog", columns=summed)),
+        "frame": Reader(CHANGES, lambda: table.changelog_to_spark(spark)),
+        "frame, 2 columns": Reader(CHANGES, lambda: table.changelog_to_spark(spark, columns=SUMMED)),
+        "frame of rows, 2 columns": Reader(ROWS, lambda: table.to_spark(spark, SUMMED)),
+    }
+
+
+def measure(readers: dict[str, Reader], rounds: int) -> None:
+    """Let all do all works in turns; what each of the first works comes to must be what Parquet comes to."""
+    for turn in range(rounds + 1):
+        for work, run in WORK.items():
+            results = {}
+            for name, reader in readers.items():
+                before = Cpu.now()
+                results[name] = run(reader.frame())
+                if turn:
+                    reader.took[work].append(Cpu.now().since(before))
+            for name, reader in readers.items():
+                assert results[name] == results[reader.beside], (name, work)
 
 
 def main() -> None:
@@ -86,63 +152,41 @@ def main() -> None:
     arguments.add_argument(
         "--readers", default="", help="beginning of the names of the readers beside Parquet; all if empty"
     )
-    given = arguments.parse_args()
+    given, about = arguments.parse_args(), machine() | {"day": today()}
     with tempfile.TemporaryDirectory() as temporary:
         directory = Path(temporary)
         spark = session(directory)
         with kvstore.open(directory / "store") as store:
             table = written(store, given.rows)
-            parquet = as_parquet(table, given.rows, directory)
-            place = {"path": str(store.path)}
-            connector = spark.read.format("kvstore").options(**place)
-            source = spark.read.format("kvstore_python").options(**place, table="t$changelog")
-            # A new DataFrame each time: Spark plans it again.
-            frames: dict[str, Callable[[], DataFrame]] = {
-                "parquet": lambda: spark.read.parquet(str(parquet)),
-                "connector": lambda: connector.option("table", "t$changelog").load(),
-                "connector: rows of the table": lambda: connector.option("table", "t").load(),
-                "source": lambda: source.load(),
-                "source, 2 columns": lambda: (
-                    spark.read.format("kvstore_python")
-                    .options(**place, table="t$changelog", columns=",".join(SUMMED))
-                    .load()
-                ),
-                "frame": lambda: table.changelog_to_spark(spark),
-                "frame, 2 columns": lambda: table.changelog_to_spark(spark, columns=SUMMED),
-                "rows of the table, 2 columns": lambda: table.to_spark(spark, SUMMED),
-            }
-            frames = {name: frame for name, frame in frames.items() if name.startswith(("parquet", given.readers))}
-            seconds: dict[str, dict[str, list[float]]] = {name: {work: [] for work in WORK} for name in frames}
-            for turn in range(given.rounds + 1):
-                for work, run in WORK.items():
-                    for name, frame in frames.items():
-                        began = time.perf_counter()
-                        run(frame())
-                        if turn:
-                            seconds[name][work].append(time.perf_counter() - began)
+            changes = sum(end for _, end in table.offsets().values())
+            readers = readers_of(spark, table, directory)
+            readers = {name: each for name, each in readers.items() if name.startswith(("Parquet", given.readers))}
+            measure(readers, given.rounds)
         spark.stop()
-    shown = Table("reader", *(f"{work} s" for work in WORK), *(f"{work} / parquet" for work in WORK))
-    found = {}
-    for name, times in seconds.items():
-        ratios = {
-            work: statistics.median(one / base for one, base in zip(times[work], seconds["parquet"][work], strict=True))
-            for work in WORK
-        }
-        found[name] = {
-            work: {"seconds": statistics.median(times[work]), "ratio": ratios[work], "all": times[work]}
-            for work in WORK
-        }
-        target = TARGETS.get(name.partition(",")[0], {})
-        shown.add_row(
-            name,
-            *(f"{statistics.median(times[work]):.2f}" for work in WORK),
-            *(f"{ratios[work]:.2f}" + (f" (≤ {target[work]})" if work in target else "") for work in WORK),
-        )
-    console = Console(width=140)
-    console.print(f"{given.rows:,} rows, {given.rounds} rounds")
-    console.print(shown)
+    console = Console(width=120)
+    console.print(
+        f"{given.rows:,} rows, {changes:,} records of the changelog, {BUCKETS} buckets, {given.rounds} rounds"
+    )
+    found: dict[str, dict[str, dict[str, object]]] = {name: {} for name in readers}
+    for work in WORK:
+        shown = Table(work, "s", "CPU s", "s / Parquet", "CPU / Parquet", "target")
+        for name, reader in readers.items():
+            parquet, target = readers[reader.beside], TARGETS.get(name.partition(",")[0], {}).get(work)
+            found[name][work] = {
+                "seconds": reader.median(work, wall),
+                "cpu_seconds": reader.median(work, cpu),
+                "ratio": reader.ratio(work, wall, parquet),
+                "cpu_ratio": reader.ratio(work, cpu, parquet),
+                "all": [took.wall for took in reader.took[work]],
+                "all_cpu": [took.all for took in reader.took[work]],
+            }
+            ratios = (reader.ratio(work, of, parquet) for of in (wall, cpu))
+            figures = (reader.median(work, wall), reader.median(work, cpu), *ratios)
+            shown.add_row(name, *(f"{figure:.2f}" for figure in figures), "" if target is None else f"≤ {target}")
+        console.print(shown)
     results = Path(__file__).parent / "results" / "spark.json"
-    results.write_text(json.dumps({"rows": given.rows, "rounds": given.rounds, "readers": found}, indent=1) + "\n")
+    sizes = {"rows": given.rows, "changes": changes, "buckets": BUCKETS, "rounds": given.rounds}
+    results.write_text(json.dumps({"machine": about, **sizes, "readers": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

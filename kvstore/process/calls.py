@@ -47,14 +47,21 @@ class Call(Generic[T]):
         """Work, unless it is too late."""
         if not self.take():
             return
-        _here.call = self
         try:
-            self._result.append(self._context.run(self._work))
+            self._result.append(self._context.run(self._work_here))
         except BaseException as error:  # it is raised where it belongs, by the caller
             self._error = error
         finally:
-            del self._work, _here.call
+            del self._work
             self._ended.release()
+
+    def _work_here(self) -> T:
+        around = getattr(_here, "call", None)  # without another thread, a call within a call runs in the same one
+        _here.call = self
+        try:
+            return self._work()
+        finally:
+            _here.call = around
 
     def take(self) -> bool:
         """Take the turn; False if it was taken."""
@@ -89,6 +96,8 @@ class Call(Generic[T]):
 
 
 _here = threading.local()
+_NO_THREAD = (RuntimeError, MemoryError)
+"""What beginning a thread raises if there are too many, or too little memory or address space for one."""
 
 
 def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
@@ -102,7 +111,7 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
         try:
             try:
                 _begin(call.run)
-            except RuntimeError:  # there are too many threads: better done here than not at all
+            except _NO_THREAD:  # better done here than not at all
                 call.run()
             call.wait()
         except BaseException:
@@ -210,7 +219,7 @@ def check_caller() -> None:
 
 def in_background(work: Callable[[], None]) -> None:
     """Run work in a thread, without waiting; for finalizers, which may run at any moment of any thread."""
-    with suppress(RuntimeError):  # there are too many threads, or the program ends
+    with suppress(*_NO_THREAD):  # or the program ends
         _begin(work)
 
 
@@ -218,13 +227,13 @@ def _begin(work: Callable[[], None]) -> None:
     """Begin a thread, in one step of the interpreter.
 
     Raises:
-        RuntimeError: There are too many.
+        RuntimeError, MemoryError: It can't begin.
     """
 
     def begin() -> None:
         try:
             threading.Thread(target=work, name="kvstore-call", daemon=True).start()
-        except RuntimeError:
+        except _NO_THREAD:
             work()
 
     # Thread.start() takes locks of Python, which an interrupt could leave locked, or which whatever a finalizer

@@ -22,10 +22,10 @@ from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
-from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("usual_handlers")
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

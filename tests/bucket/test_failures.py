@@ -21,10 +21,10 @@ from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from logformat.log.index_state import IndexState
 from tests.crash.bugs import planted
-from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 

@@ -22,10 +22,10 @@ from kvstore.options import StoreOptions
 from kvstore.request import small
 from kvstore.store.store import Store
 from logformat.log.batch import decode_batch
-from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
 KEYS = ["", "a", "a\x00", "b", "long" * 20]

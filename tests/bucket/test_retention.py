@@ -6,7 +6,6 @@ import datetime as dt
 import errno
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.support.disks import FailingDisk, failing
 from tests.support.examples import slow
 from tests.support.indexes import BUCKET, contents, files_in, lose_index
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 from tests.table.test_against_model import TableMachine
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
@@ -298,19 +298,12 @@ def test_lost_snapshots_are_detected_by_the_check(opened: Callable[..., Kept]) -
 # The thread
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_log_expires_by_itself_when_a_segment_begins(store_path: Path) -> None:
     kept = Kept(store_path)
     kept.write()
     kept.clock.now += HOUR_MS + 1
     kept.write()
-    until(lambda: kept.start > 0)
+    wait_until(lambda: kept.start > 0)
     assert kept.store.check().findings == []
     kept.store.close()
 
@@ -320,7 +313,7 @@ def test_a_log_expires_by_itself_while_nothing_is_written(store_path: Path, monk
     kept = Kept(store_path)
     kept.write()
     kept.clock.now += HOUR_MS + 1
-    until(lambda: kept.start > 0)
+    wait_until(lambda: kept.start > 0)
     kept.store.close()
 
 
@@ -333,9 +326,9 @@ def test_a_failure_is_reported_and_retried(store_path: Path, monkeypatch: pytest
     kept.table.flush()
     kept.disk.fail = lambda call: errno.ENOSPC if call == "rename" else 0
     kept.clock.now += HOUR_MS + 1
-    until(lambda: isinstance(keeper.failure, StoreFull))
+    wait_until(lambda: isinstance(keeper.failure, StoreFull))
     kept.disk.fail = lambda _: 0
-    until(lambda: kept.start > 0 and keeper.failure is None)
+    wait_until(lambda: kept.start > 0 and keeper.failure is None)
     kept.store.close()
 
 

@@ -26,9 +26,9 @@ from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
 from kvstore.store.store import Store
 from kvstore.testing import strategies
-from tests.read.test_follow import wait_until
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string()), pa.field("f", pa.float64(), False)])
 

@@ -30,11 +30,11 @@ from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
 from tests.support.proof import Proves
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 BUCKETS = 3
 KEYS = range(12)
-SECONDS_MAX = 200
 
 
 def changes(value: int) -> kvstore.Changes:
@@ -119,8 +119,10 @@ def write(pipe: Pipe, path: Path, *, child_lives: bool = False) -> None:
     pipe.send("ready")
     pipe.recv()
     written = 0
-    while not pipe.poll():
-        table.upsert({"k": 100, "v": written})
+    has_stopped = False
+    while not has_stopped:
+        has_stopped = pipe.poll()
+        table.upsert({"k": 100, "v": written})  # once more after the word to stop, which comes when the other is dead
         written += 1
     pipe.send(written)
 
@@ -135,7 +137,6 @@ def path() -> Iterator[Path]:
 
 def judge(path: Path, *, takes_place: bool, written: int | None = None) -> None:
     """All or nothing, seen by a reader at once; the epoch can be sent again, and nothing is left lying about."""
-    began = time.monotonic()
     with kvstore.open(path) as store:
         table = store.table("t")
         found = {row["k"]: row["v"] for row in rows_of(table)}
@@ -152,7 +153,6 @@ def judge(path: Path, *, takes_place: bool, written: int | None = None) -> None:
         assert report.ok, report.findings
     assert not list((path / "staging").glob("*"))
     assert not list((path / "tables").glob("*/WANTED"))
-    assert time.monotonic() - began < SECONDS_MAX
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -184,7 +184,6 @@ def test_killed_with_the_buckets_of_a_live_process(path: Path, proves: Proves, s
             holder.say("go")
             child.say("go")
             assert child.join() == -signal.SIGKILL
-            time.sleep(0.05)
             holder.say("stop")
             written = holder.hear()
             assert written > 0
@@ -278,9 +277,7 @@ def test_a_process_with_the_table_open_finishes_what_another_began(path: Path, h
             assert history == {key: [0, 0, 1, 5] for key in KEYS}
             table.apply(changes(1))
         else:
-            deadline = time.monotonic() + SECONDS_MAX
-            while {row["v"] for row in rows_of(table)} != {1}:
-                assert time.monotonic() < deadline
+            wait_until(lambda: {row["v"] for row in rows_of(table)} == {1})
     judge(path, takes_place=True)
 
 

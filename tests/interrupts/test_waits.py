@@ -25,6 +25,7 @@ from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId, TableId
 from logformat.rows.changes import Changes
+from tests.conftest import OpenStore
 from tests.interrupts.moments import Moments
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -247,6 +248,40 @@ class TestCalls:
         assert where() != threading.get_ident()  # it was begun in a thread that `threading` does not know
         monkeypatch.setattr(_thread, "start_new_thread", start)
         assert where() == threading.get_ident()
+
+    @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+    def test_a_call_within_one_does_not_wait_for_ever_without_another_thread(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception
+    ) -> None:
+        def start(*_: object) -> None:
+            raise error
+
+        within = calls.uninterrupted(lambda: 7)
+        monkeypatch.setattr(_thread, "start_new_thread", start)
+        assert calls.uninterrupted(lambda: within() + within())() == 14
+        with pytest.raises(LookupError, match="none"):
+            calls.uninterrupted(lambda: calls.uninterrupted(_fail)())()
+
+    def test_a_thread_that_can_not_begin_another_for_want_of_memory_does_the_work(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(threading.Thread, "__init__", start)
+        assert calls.uninterrupted(lambda: 7)() == 7
+
+    def test_a_store_works_without_another_thread_for_its_calls(
+        self, open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def start(*_: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with open_store() as store:
+            table = store.create_table("t", SCHEMA, "k")
+            monkeypatch.setattr(_thread, "start_new_thread", start)
+            table.upsert({"k": 1, "v": 1})
+            assert table.get(1) == {"k": 1, "v": 1}
 
     def test_a_call_that_looks_for_its_caller_ends_early(self) -> None:
         began, ended = threading.Event(), threading.Event()

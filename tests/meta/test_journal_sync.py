@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -29,6 +28,7 @@ from tests.support.clocks import SetClock
 from tests.support.edits import columns
 from tests.support.examples import slow
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 STORE = UUID(int=9)
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -133,10 +133,7 @@ def test_what_waits_is_added_after_a_while(tmp_path: Path) -> None:
     pair = Pair(tmp_path / "s", "NO_SYNC", wait_ms=30)
     for offset in range(3):
         pair.consumer_at(offset)
-    deadline = time.monotonic() + 600
-    while place_of(pair.other.state()) != (2,):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: place_of(pair.other.state()) == (2,))
     pair.close()
     assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer) and each.is_alive()]
 

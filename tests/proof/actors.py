@@ -17,10 +17,11 @@ from unittest.mock import patch
 from kvstore.bucket import maintenance as maintenance
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.checkpoint.controller import Controller
-from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, ends_or_waits, stacks
+from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, stacks
 from tests.proof.operations import ELSEWHERE, HERE
 from tests.proof.world import SETTINGS, WRITTEN, Seen, World, Written, refused
 from tests.support.processes import Child, Pipe
+from tests.support.waiting import ends_or_waits
 
 
 class Other(Child):

@@ -11,14 +11,11 @@
 from __future__ import annotations
 
 import faulthandler
-import os
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -69,8 +66,6 @@ AFTER = {"Log.append", "Log.sync", "Index.commit", "Journal.append", "Files.rena
 HANG_SECONDS = 90
 """Nothing takes that long; a thread that waits for longer waits for ever."""
 _SAMPLE_SECONDS = 0.002
-_SAMPLES = 4
-_PATIENCE_SECONDS = 0.4
 
 
 class Hang(AssertionError):
@@ -161,38 +156,6 @@ class Barrier:
                 self.step(f"at the end of {step}")
 
         return enter
-
-
-def ends_or_waits(thread: threading.Thread, *, sleeps: bool = True) -> bool:
-    """Whether a thread ends; False once it waits for another thread.
-
-    Args:
-        sleeps: Whether it waits in this process: what another does is not seen, only waited for, for a while.
-    """
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    quiet, stood = 0, ""
-    while thread.is_alive() and quiet < _SAMPLES:
-        thread.join(_SAMPLE_SECONDS)
-        frame = sys._current_frames().get(thread.ident or 0)
-        stands = "" if frame is None else f"{id(frame)} {frame.f_lasti}"
-        quiet = quiet + 1 if sleeps and stands == stood and not _runs() else 0
-        stood = stands
-        if time.monotonic() > deadline:
-            break
-    return not thread.is_alive()
-
-
-def _runs() -> bool:
-    """Whether a thread of this process runs, or would if there were a core."""
-    own = threading.get_native_id()
-    for task in os.listdir("/proc/self/task"):
-        try:
-            state = Path(f"/proc/self/task/{task}/stat").read_text().rpartition(") ")[2][0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True  # it just ended
-        if int(task) != own and state in "RD":
-            return True
-    return False
 
 
 def stacks() -> str:

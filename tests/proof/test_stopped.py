@@ -29,13 +29,14 @@ from kvstore.store.store import Store
 from logformat.catalog.edits import AllocateWriter
 from tests.crash.conftest import Tell
 from tests.proof.actors import quiet
-from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, ends_or_waits, stacks
+from tests.proof.barrier import HANG_SECONDS, Barrier, Hang, stacks
 from tests.proof.budget import Run, budget
 from tests.proof.operations import ELSEWHERE
 from tests.proof.world import SETTINGS, WRITTEN, Rows, World, Written, as_rows, changes_of, rows_written
 from tests.support.clocks import SetClock
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
+from tests.support.waiting import ends_or_waits
 
 EDIT_SECONDS = 3.0
 """An edit that takes longer waits for another, or is slow: then a reader may be, too."""

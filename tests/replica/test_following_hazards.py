@@ -24,7 +24,7 @@ from logformat.ids import BucketId, Epoch, Offset, TableId, Txid
 from logformat.replica.object_file import ObjectName, leader_name
 from tests.replica.followers import Leader, everything, follower
 from tests.replica.objects import SCHEMA, Objects, replica_of
-from tests.replica.test_shipping import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_a_copy_refuses_the_replica_of_another_store_at_the_same_url(tmp_path: Path) -> None:

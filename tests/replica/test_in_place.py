@@ -8,7 +8,6 @@ import gc
 import os
 import shutil
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +48,7 @@ from tests.replica.objects import SCHEMA, Faulty
 from tests.replica.test_reading import Counting
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 
@@ -111,14 +111,6 @@ def forked(path: Path) -> Iterator[tuple[Opened, Callable[[], None]]]:
     yield opened, promoted
     opened.store.close()
     opened.leader.store.close()
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    end = time.monotonic() + 600
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture

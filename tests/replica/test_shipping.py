@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -26,6 +24,7 @@ from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_o
 from tests.store.helpers import run
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -289,13 +288,6 @@ def test_shipping_in_the_background_survives_an_unreadable_catalog(tmp_path: Pat
             for rounds in (4, 8):
                 wait_until(lambda: len(answers) >= rounds and not answers[-1])  # noqa: B023
                 assert shipping.failures == {"r": damaged}, "the error stays until the catalog can be read again"
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 600
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_table_that_another_process_drops_meanwhile_is_not_shipped(

@@ -32,10 +32,10 @@ from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.statement import Statement as RowsRead
 from kvstore.table.parts import TableParts
 from logformat import paths
-from tests.read.test_follow import wait_until
 from tests.spark.catalogs import Run, catalog_of
 from tests.spark.statements import CREATE, SHORT, Rows, Statement, Twice, statement
 from tests.spark.test_source import EVERY_TYPE
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,9 +13,10 @@ from kvstore.clock import SystemClock
 from kvstore.errors import NoSuchTable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
-from tests.read.test_follow import Following, changes, wait_until
 from tests.store.helpers import Program, run
+from tests.support.following import Following, Polls, changes
 from tests.support.tables import changes_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
@@ -71,12 +71,13 @@ def test_everything_another_process_writes_comes_once_and_in_order(store: kvstor
 
 
 def test_what_a_killed_writer_had_acknowledged_comes_and_then_what_the_next_one_writes(
-    store: kvstore.Store, table: kvstore.Table
+    store: kvstore.Store, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    polls = Polls(monkeypatch)
     with Program(store.path, LAZY) as other:
         following = Following(table.changelog(follow=True, end=3))
         assert other.line() == "written"
-        time.sleep(0.05)
+        polls.wait_for_more(following)
         assert following.taken == []
         other.kill()
     following.wait_for(2)
@@ -93,7 +94,8 @@ class StandingClock(SystemClock):
         return super().monotonic() if self.held is None else self.held
 
 
-def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
+def test_a_follower_notices_a_rebuilt_index(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    polls = Polls(monkeypatch)
     clock = StandingClock()
     store = Store(store_path, StoreOptions(), clock=clock)
     table = store.create_table("t", SCHEMA, "k")
@@ -105,7 +107,7 @@ def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
     # For a moment there is no index, and the follower does not look: the process has looked once, and no time passes.
     shutil.rmtree(store_path / "tables/1/0/index")
     run(store_path, "kvstore.open(path).table('t').upsert({'k': 2, 'v': 2})")
-    time.sleep(0.05)
+    polls.wait_for_more(following)
     assert len(following.taken) == 1
     clock.held = None
     assert following.ended() == changes(table.changelog())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.disk.lock import Presence
-from tests.proof.barrier import ends_or_waits
+from tests.support.waiting import ends_or_waits
 
 
 @pytest.mark.parametrize("first", [Presence.release, Presence.others], ids=["one leaves", "one asks"])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +33,7 @@ from logformat.catalog.edits import TableOptions, decode
 from logformat.ids import TableId, Txid
 from tests.support.clocks import SetClock
 from tests.support.tables import changes_of, rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 HOUR = dt.timedelta(hours=1)
@@ -55,11 +54,6 @@ def _fill_segments(table: kvstore.Table, count: int) -> None:
     there = len(log.bases())
     while len(log.bases()) < there + count:
         table.upsert([{"k": 1, "v": 1}])
-
-
-def _wait_until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.01)
 
 
 def file_of(path: Path, id: int = 1) -> table_file.TableFile:
@@ -225,7 +219,7 @@ class TestAlterTable:
                 definition = store.runtime.definition("t")
                 store.runtime.alterations.alter(definition, lambda now: replace(now, retention_ms=3_600_000))
                 table.upsert([{"k": 1, "v": 0}])
-            _wait_until(lambda: table.offsets()[0][0] > 0)
+            wait_until(lambda: table.offsets()[0][0] > 0)
             store.alter_table("t", retention=None)
             table.bucket(0).handle.retain()  # after the one that may be under way
             start = table.offsets()[0][0]

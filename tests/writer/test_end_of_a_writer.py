@@ -6,7 +6,7 @@ import datetime
 import os
 import signal
 import threading
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ import pytest
 
 from kvstore.errors import ForkedStore, NotAcknowledged, RowsRefused, StoreClosed, StoreLocked
 from kvstore.testing import LossyTarget
+from tests.support.waiting import SECONDS_MAX, ends_or_waits
 from tests.writer.inputs import FAST, IDENTITY, PATIENT, eventually, row, rows, threads
 from tests.writer.targets import SCHEMA, GatedConnection, MemoryBucket, MemoryTable
 from writer import TableWriter
@@ -41,28 +42,40 @@ def test_leaving_on_an_exception_waits_for_answers_to_sent_batches() -> None:
     with pytest.raises(KeyError) as raised, TableWriter(table, IDENTITY, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
         writer.upsert(rows(*range(7)))
         assert eventually(lambda: len(table.rows()) == 5)
-        threading.Timer(0.1, table.connections[0].open).start()
+        once_the_test_waits(table.connections[0].open)
         raise KeyError("mine")
     assert "2 rows not acknowledged" in raised.value.__notes__[0]
     assert [each for changes in writer.unacknowledged for each in changes.rows.to_pylist()] == rows(5, 6)
     assert table.rows() == rows(*range(5))
 
 
-class SlowBucket(MemoryBucket):
-    """A bucket that is unavailable, and takes a while to answer that."""
+def once_the_test_waits(call: Callable[[], object]) -> None:
+    """Call something once the test's own thread waits, which by then is leaving its writer."""
 
-    asked = 0
-    seconds = 0.3
+    def wait() -> None:
+        ends_or_waits(threading.main_thread(), seconds=SECONDS_MAX)
+        call()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+class LockedBucket(MemoryBucket):
+    """A bucket that is unavailable, and answers so when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        self.may_answer = threading.Event()
 
     def submit(self, *_: Any, **__: Any) -> Any:
         self.asked += 1
-        time.sleep(self.seconds)
+        assert self.may_answer.wait(SECONDS_MAX)
         raise StoreLocked("Locked.")
 
 
 def test_no_batch_is_sent_after_a_postponed_one() -> None:
-    bucket = SlowBucket()
-    bucket.seconds = 0.0
+    bucket = LockedBucket()
+    bucket.may_answer.set()
     writer = TableWriter(MemoryTable(connection=lambda _: bucket), IDENTITY, batch_rows=1, delivery_timeout_ms=5)
     writer.upsert(rows(*range(5)))
     with pytest.raises(NotAcknowledged, match="Locked"):
@@ -72,12 +85,13 @@ def test_no_batch_is_sent_after_a_postponed_one() -> None:
 
 
 def test_leaving_on_an_exception_waits_for_at_most_one_call_of_a_bucket() -> None:
-    buckets = [SlowBucket() for _ in range(8)]
+    buckets = [LockedBucket() for _ in range(8)]
     connections = iter(buckets)
     table = MemoryTable(buckets=8, connection=lambda _: next(connections))
     with pytest.raises(KeyError), TableWriter(table, IDENTITY, batch_rows=1, **PATIENT) as writer:  # noqa: PT012
         writer.upsert(pa.Table.from_pylist(rows(*range(40)), SCHEMA))
         assert eventually(lambda: any(bucket.asked for bucket in buckets))
+        once_the_test_waits(lambda: [bucket.may_answer.set() for bucket in buckets])
         raise KeyError("mine")
     assert sum(bucket.asked for bucket in buckets) == 1
     kept = [each["k"] for changes in writer.unacknowledged for each in changes.rows.to_pylist()]
