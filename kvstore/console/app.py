@@ -49,7 +49,6 @@ from kvstore.errors import (
     NoSuchTable,
     OffsetOutOfRange,
     StoreError,
-    StoreReplaced,
     Unavailable,
 )
 
@@ -249,7 +248,6 @@ class Answers:
         return HTMLResponse(html_of(page, str(self._opened.path)), page.status)
 
     def _failed(self, error: StoreError, *, as_json: bool, status: int | None = None) -> Response:
-        self._opened.is_replaced |= isinstance(error, StoreReplaced)
         line = command("check", self._opened.path) if isinstance(error, CorruptData) else None
         return self._error_page(error_facts(error), line, as_json=as_json, status=status or _status(error))
 

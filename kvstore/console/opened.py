@@ -20,8 +20,6 @@ class OpenedStore:
         self._store: Store | None = None
         self._directory: tuple[int, int] | None = None
         self._opening = anyio.Lock()
-        self.is_replaced = False
-        """Whether a page found that a directory of the store was replaced: then the next one opens it again."""
 
     async def get(self) -> Store:
         """The store in the directory, opened again if another one took its place.
@@ -35,15 +33,16 @@ class OpenedStore:
     def _current(self) -> Store:
         if self._store is not None:
             try:
-                self._store.list_tables()  # a copy that follows a replica takes the place of the one it replaced
-                is_there = not self.is_replaced and _directory(self.path) == self._directory
+                # It raises if a page found that a directory was replaced. A copy that follows a replica takes the place
+                # of the one it replaced.
+                self._store.list_tables()
+                is_there = _directory(self.path) == self._directory
             except (StoreReplaced, StoreClosed):
                 is_there = False
             if not is_there:
                 store, self._store = self._store, None
                 store.close()
         if self._store is None:
-            self.is_replaced = False
             self._directory = _directory(self.path)  # before it is opened: then a newer one is found the next time
             self._store = Store(self.path, StoreOptions(), read_only=True)
         return self._store

@@ -182,3 +182,13 @@ def test_a_store_that_was_replaced_is_opened_again(path: Path, tmp_path: Path, a
 def _files(store: Path) -> dict[str, bytes]:
     return {str(each.relative_to(store)): each.read_bytes() for each in store.rglob("*")
             if each.is_file() and each.name != "lock.mdb"}  # fmt: skip
+
+
+def test_a_directory_of_the_store_that_was_replaced_is_opened_again(path: Path, tmp_path: Path) -> None:
+    with asking(path) as client:
+        page(client, "/tables/2/rows")
+        (path / "tables/2").rename(tmp_path / "former")
+        shutil.copytree(tmp_path / "former", path / "tables/2")
+        found = [client.get("/api/tables/2/rows") for _ in range(3)]
+        assert {each.json()["error"]["class"] for each in found if each.status_code != 200} <= {"StoreReplaced"}
+        assert found[-1].status_code == 200
