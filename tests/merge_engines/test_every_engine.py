@@ -11,7 +11,7 @@ from pathlib import Path
 import merge_engines
 from merge_engines.engine import MergeEngine
 from merge_engines.spec import engine_of
-from tests.bucket.test_engines_against_oracle import KINDS_OF_TABLE
+from tests.support.engine_tables import KINDS_OF_TABLE
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
 from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.splits import ReadRange, read, tasks_of
-from tests.spark.test_source import SCHEMA, listed, load, python_changes
+from tests.support.spark_tables import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark
 
