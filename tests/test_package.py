@@ -10,23 +10,16 @@ import os
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
 from email.message import Message
-from importlib.metadata import Distribution, distribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from packaging.requirements import Requirement
 
 import kvstore
 from tests.cli.commands import run
+from tests.support.package import PACKAGES, ROOT, closure, link
 
-ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    *("kvstore", "kvstore_command", "logformat", "merge_engines"),
-    *("pyspark_kvstore", "pyspark_kvstore_python", "writer"),
-)
 INFORMATION = f"kvstore_cdc-{kvstore.__version__}.dist-info"
 
 
@@ -94,19 +87,6 @@ def test_the_unpacked_wheel_is_imported_without_the_checkout(wheel: ZipFile, tmp
     assert done.stdout.split() == [str(tmp_path / "site/kvstore/__init__.py"), kvstore.__version__]
 
 
-def closure(*names: str) -> Iterator[Distribution]:
-    """Distributions of the base dependencies, and of what these need."""
-    waiting, seen = list(names), set[str]()
-    while waiting:
-        requirement = Requirement(waiting.pop())
-        if requirement.name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        seen.add(requirement.name)
-        found = distribution(requirement.name)
-        waiting += found.requires or []
-        yield found
-
-
 @pytest.fixture(scope="module")
 def environment(metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment that has the dependencies without extras, as they are here, and nothing else."""
@@ -115,14 +95,6 @@ def environment(metadata: Message, tmp_path_factory: pytest.TempPathFactory) -> 
     (site,) = directory.glob("lib/python*/site-packages")
     link(closure(*(metadata.get_all("Requires-Dist") or [])), site)
     return directory
-
-
-def link(distributions: Iterator[Distribution], site: Path) -> None:
-    """Install distributions as links to what is installed here."""
-    for found in distributions:
-        for name in {file.parts[0] for file in found.files or [] if file.parts[0] not in ("..", "__pycache__")}:
-            if not (site / name).exists():
-                (site / name).symlink_to(found.locate_file(name))
 
 
 @pytest.mark.parametrize("kind", ["wheel", pytest.param("source distribution", marks=pytest.mark.long)])

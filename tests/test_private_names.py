@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from logformat.rows.schema import RESERVED_NAMES
-from tests.test_package import PACKAGES, ROOT
+from tests.support.package import PACKAGES, ROOT
 
 OUTSIDE = ("tests", "benchmarks", "examples")
 NAMES_LOCKS = "tests/test_lock_order.py"

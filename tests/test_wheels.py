@@ -18,7 +18,7 @@ import pytest
 
 import kvstore
 from kvstore.kernel.library import library_path
-from tests.test_package import ROOT, closure, link
+from tests.support.package import ROOT, closure, link
 
 ZIG = ROOT / ".venv/zig/bin/python"
 SYSTEMS = {

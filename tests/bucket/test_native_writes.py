@@ -22,7 +22,7 @@ from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.request import small
 from kvstore.testing import strategies
-from tests.bucket.test_small_writes import applied, store_at, written
+from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("f", pa.float64())])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -17,40 +16,18 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket import write_path
-from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch, StoreError
+from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.kernel.few import FewRecords, Found
-from kvstore.options import StoreOptions
 from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
-from kvstore.store.store import Store
 from kvstore.testing import strategies
-from tests.support.clocks import SetClock
+from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import changes_of, rows_of
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string()), pa.field("f", pa.float64(), False)])
-
-
-@contextmanager
-def store_at(path: Path) -> Iterator[Store]:
-    with Store(path, StoreOptions(), clock=SetClock()) as store:
-        yield store
-        assert store.check().ok
-
-
-def written(table: kvstore.Table) -> Any:
-    """Everything in the index, and all bytes of the log but for what depends on when it was synced."""
-    found = []
-    for bucket in range(table.buckets):
-        handle = table.bucket(bucket).handle
-        with handle.snapshot() as view:
-            state, writers = view.state(), view.writers()
-            rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
-        batches = [bytes(each.data) for each in handle.log.batches(0, state.applied_offset)]
-        found.append((state._replace(synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
-    return found
 
 
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
@@ -106,18 +83,6 @@ def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], li
         numbers = draw(st.just((-1, -1, 0)) | st.tuples(st.integers(1, 2), st.integers(0, 2), st.sampled_from([0, 1])))
         batches.append((pool.take(pa.array(places, pa.int64())), is_delete, numbers, draw(st.booleans())))
     return schema, [f"k{nth}" for nth in range(len(keys))], options, batches
-
-
-def applied(table: kvstore.Table, batches: list[tuple[Any, ...]]) -> list[Any]:
-    found: list[Any] = []
-    for rows, is_delete, numbers, overwrite in batches:
-        changes = kvstore.Changes(rows, is_delete)
-        for bucket, part in table.by_bucket(changes).items():
-            try:
-                found.append(table.bucket(bucket).apply(part, *numbers, overwrite=overwrite))
-            except StoreError as error:
-                found.append((type(error), str(error)))
-    return found
 
 
 @settings(max_examples=settings().max_examples // 2)

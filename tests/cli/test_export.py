@@ -17,7 +17,7 @@ import kvstore
 from kvstore.cli.export.target import replaced
 from kvstore.disk.files import Files
 from tests.cli.commands import fine, process, run
-from tests.cli.test_json_form import FORMS
+from tests.support.json_forms import FORMS
 
 FIELDS = [pa.field(f"c{at}", kind) for at, (kind, _, _) in enumerate(FORMS)]
 SCHEMA = pa.schema([pa.field('k, "é"', pa.int64(), False), *FIELDS])

@@ -30,11 +30,11 @@ from kvstore.errors import (
 from kvstore.log.retention import remove_before
 from kvstore.meta.journal import Journal
 from kvstore.store.store import Store, open_reader
-from tests.bucket.test_retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.clocks import SetClock
 from tests.support.disks import FailingDisk
 from tests.support.indexes import files_in
 from tests.support.processes import Child, Pipe
+from tests.support.retention import HOUR, HOUR_MS, SCHEMA, Kept
 from tests.support.tables import changes_of, rows_of
 
 LEASE_MS = 1000 * LEASE_SECONDS

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,14 +21,6 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from logformat.log.batch import LAYOUTS, LogBatch, decode_batch, encode_batch
-from tests.conformance import (
-    test_log_recovery,
-    test_recovery_point,
-    test_segment,
-    test_small_kinds,
-    test_undo,
-    test_writer_state,
-)
 from tests.conformance.vectors import VECTORS, running
 from tests.conftest import OpenStore
 
@@ -62,9 +56,9 @@ ERRORS: dict[str, type[StoreError]] = {
 
 
 def test_every_vector_runs() -> None:
-    runners = (test_log_recovery, test_recovery_point, test_segment, test_undo, test_writer_state, test_small_kinds)
-    kinds = KINDS + FORMAT_KINDS + tuple(kind for runner in runners for kind in runner.KINDS)
-    assert set(running(*kinds)) == set(VECTORS)
+    modules = [import_module(f"tests.conformance.{path.stem}") for path in Path(__file__).parent.glob("test_*.py")]
+    kinds = [kind for module in modules for kind in module.KINDS]
+    assert set(running(*kinds, *FORMAT_KINDS)) == set(VECTORS)
 
 
 @pytest.mark.parametrize("name", running(*KINDS))

@@ -22,10 +22,10 @@ from tests.crash.judges import Judges
 from tests.crash.recorder import Order, Recorder
 from tests.crash.rot import rotten
 from tests.crash.states import State
-from tests.crash.test_short_writes import ROLLING, rolling
 from tests.crash.vfs import Disk
 from tests.crash.workload import Script, script
 from tests.support.proof import Proves
+from tests.support.rolling import ROLLING, rolling
 
 Hunt = Callable[[str, Path, Recorder, Judges], list[BadState]]
 

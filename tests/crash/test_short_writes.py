@@ -20,22 +20,12 @@ from tests.crash.judges import Judges
 from tests.crash.recorder import Order, Recorder
 from tests.crash.states import State
 from tests.crash.vfs import Contents, Disk
-from tests.crash.workload import MARKS, STORE, Script, Step, script
+from tests.crash.workload import MARKS, STORE, Script
 from tests.support.proof import Proves
+from tests.support.rolling import ROLLING, rolling
 
-ROLLING = 11
-"""The step that rolls; the settings below see to it, and a test that they do."""
 HEAD_BYTES, SPARSE_INDEX_BYTES = 64, 40
 LOG = f"{STORE}/tables/1/0/log"
-
-
-def rolling() -> Script:
-    """A step for each batch of one row; the segment is full before step ``ROLLING``."""
-    batches = tuple(
-        Step("batch", (("upsert", {"k": number % 3, "v": number, "s": "x" * 40}),), 0, number) for number in range(14)
-    )
-    plan = script(0, 0, retries=3, segment_bytes_max=4400)
-    return replace(plan, steps=(Step("open"), Step("table"), *batches, Step("flush"), Step("reopen")))
 
 
 def run(limit: int | None, plan: Script, work: Path, recorder: Recorder) -> Contents:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.disk import pages
-from kvstore.disk.environment import open_environment
-from kvstore.disk.files import Files
 from kvstore.disk.pages import tree_of
 from kvstore.errors import CorruptData, StoreClosed
 from kvstore.index import leaves
@@ -27,41 +22,13 @@ from kvstore.kernel import library
 from kvstore.read.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
-from logformat.ids import BucketId, TableId
-from logformat.log.index_state import IndexState
 from logformat.rows.keys import ROW
 from tests.conftest import OpenStore
+from tests.support.leaves import KEY_BYTES, SCHEMA, STATE, VALUE_BYTES, an_index, put, rows_to
 
 FEWER = settings(max_examples=settings().max_examples * 2 // 5)
 PAGE = 4096
-STATE = IndexState(TableId(1), BucketId(0))
-SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("a", pa.int32()), pa.field("s", pa.string())])
 Pairs = list[tuple[bytes, bytes]]
-KEY_BYTES = {"of one width": (8,), "short": (1, 2, 3), "any": (1, 4, 9, 30, 200, 510)}
-VALUE_BYTES = {
-    "of one width": (48,),
-    "nearly": (40, 48, 56),
-    "short": (8, 16),
-    "odd": (1, 3, 12, 13, 50, 700),
-    "at the edge of a page": (1016, 2032, 2040, 4080, 4088),
-    "of any size": (8, 48, 2000, 4096, 9000, 30_000),
-}
-
-
-@contextmanager
-def an_index(directory: Path | None = None) -> Iterator[Index]:
-    with TemporaryDirectory() as temporary:
-        index = Index(open_environment(directory or Path(temporary), Files(), map_bytes=1 << 30, create=True))
-        try:
-            index.commit(STATE)
-            yield index
-        finally:
-            index.close()
-
-
-def put(index: Index, rows: dict[bytes, bytes]) -> None:
-    found = sorted(rows.items())
-    index.put([key for key, _ in found], [value for _, value in found])
 
 
 def pairs(found: Iterator[tuple[BinaryColumn, BinaryColumn]], *, chunk: int = 1 << 30) -> Pairs:
@@ -268,14 +235,6 @@ def test_a_row_whose_size_becomes_zero_is_damage(open_store: OpenStore) -> None:
         for read in (lambda: table.scan().read_all(), lambda: table.lookup([50]), lambda: table.lookup([*range(100)])):
             with pytest.raises(CorruptData, match="kvstore check"):
                 read()
-
-
-def rows_to(count: int) -> pa.RecordBatch:
-    numbers = np.arange(count)
-    return pa.RecordBatch.from_arrays(
-        [pa.array(numbers), pa.array(numbers % 1000, pa.int32()), pa.array([str(n) * (n % 5) for n in numbers])],
-        schema=SCHEMA,
-    )
 
 
 class Damaged:

@@ -26,10 +26,10 @@ from kvstore.kernel import library
 from logformat.binary_column import BinaryColumn
 from logformat.rows.keys import ROW
 from tests.conftest import OpenStore
-from tests.index.test_leaves import KEY_BYTES, STATE, VALUE_BYTES, an_index, put, rows_to
 from tests.kernel.both import assert_both_agree, lookups_both_ways
 from tests.kernel.guarded import guarded
 from tests.kernel.reference import tree_file
+from tests.support.leaves import KEY_BYTES, STATE, VALUE_BYTES, an_index, put, rows_to
 
 FEWER = settings(max_examples=settings().max_examples * 2 // 5)
 FLIPS = 2_000

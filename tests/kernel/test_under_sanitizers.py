@@ -15,7 +15,7 @@ import pytest
 
 from kvstore.kernel import build
 from tests.fuzz.sanitized import sanitized
-from tests.test_package import ROOT
+from tests.support.package import ROOT
 
 SUITES = ["tests/kernel", "tests/index/test_leaves.py", *(str(path) for path in ROOT.glob("tests/*/test_native_*.py"))]
 OTHERS = ["tests/kernel/test_library.py", "tests/kernel/test_under_sanitizers.py"]

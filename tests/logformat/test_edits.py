@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 import msgspec
 import pytest
 from crc32c import crc32c
-from msgspec import inspect as mi
 
 from logformat.catalog.edits import (
     AddReplica,
@@ -51,40 +48,11 @@ from logformat.catalog.replicas import CATALOG, Finding, Shipped, Stream
 from logformat.errors import CorruptImage, UnsupportedVersion
 from logformat.ids import BucketId, TableId
 from tests.logformat.damage import bit_flips, cuts
+from tests.support.filled_edits import filled
 
 KINDS = Payload.__subclasses__()
 EDIT = Edit(txid=3, epoch=2, time_ms=1_700_000_000_000, payload=DropTable(table_id=7))
 HEAD_BYTES = 32
-
-
-def filled(kind: type[msgspec.Struct], numbers: Iterator[int]) -> Any:
-    """A struct with a non-default value in every field, and no number twice."""
-    return kind(**{field.name: another(field.type, field.default, numbers) for field in mi.type_info(kind).fields})
-
-
-def another(kind: mi.Type, default: object, numbers: Iterator[int]) -> Any:
-    match kind:
-        case mi.IntType():
-            return next(numbers)
-        case mi.FloatType():
-            return next(numbers) / 8
-        case mi.BoolType():
-            return not default
-        case mi.StrType():
-            return f"é\n{next(numbers)}"
-        case mi.AnyType():
-            return {"any": [next(numbers), None, True]}
-        case mi.LiteralType(values=values):
-            return next(value for value in values if value != default)
-        case mi.UnionType(types=types):
-            return another(next(inner for inner in types if not isinstance(inner, mi.NoneType)), default, numbers)
-        case mi.ListType(item_type=inner):
-            return [another(inner, None, numbers), another(inner, None, numbers)]
-        case mi.DictType(key_type=key, value_type=value):
-            return {another(key, None, numbers): another(value, None, numbers)}
-        case mi.StructType(cls=inner):
-            return filled(inner, numbers)
-    raise NotImplementedError(kind)
 
 
 def sealed(op: int, payload: bytes, version: int = 1) -> bytes:

@@ -19,7 +19,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.spark.connector import catalog
 from merge_engines.engine import MergeEngine
 from merge_engines.spec import engine_of
-from tests.bucket.test_engines_against_oracle import KINDS_OF_TABLE
+from tests.support.engine_tables import KINDS_OF_TABLE
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = {"k": "int64 not null", "ts": "int64", "n": "int64", "tags": "string"}

@@ -9,8 +9,8 @@ import pytest
 from kvstore.meta.state import CatalogState
 from logformat.catalog.edits import BeginEpoch, CreateTable, Edit, LoseLead, Payload
 from logformat.ids import Epoch, Txid
-from tests.logformat.test_edits import filled
 from tests.support import edits as random_edits
+from tests.support.filled_edits import filled
 
 KINDS = Payload.__subclasses__()
 NOT_RANDOM = {BeginEpoch, LoseLead}

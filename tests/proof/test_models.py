@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from tests.bucket.test_engines_against_oracle import Machine as EngineMachine
-from tests.bucket.test_retention import RetentionMachine
-from tests.table.test_against_model import TableMachine, TextKeyMachine
+from tests.support.engine_tables import Machine as EngineMachine
+from tests.support.retention import RetentionMachine
+from tests.support.table_machines import TableMachine, TextKeyMachine
 
 EVERY = 5
 

@@ -6,13 +6,13 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
 from tests.repair.conftest import Built
 from tests.repair.damage import KINDS, files_of
 from tests.repair.worlds import goes_on, seen
+from tests.support.repairs import from_the_same_start
 
 QUICK, LONG = 10, 1_000
 
@@ -23,17 +23,6 @@ def is_lost_without_a_trace(damaged: dict[str, str], names: list[str]) -> bool:
     logs = {Path(name).parent for name in names if name.endswith(".log")}
     firsts = [min(Path(name) for name in names if Path(name).parent == log and name.endswith(".log")) for log in logs]
     return any({first, first.with_suffix(".index")} <= gone for first in firsts)
-
-
-def from_the_same_start(found: dict[str, Any], truth: dict[str, Any]) -> dict[str, Any]:
-    """The content without expired changes that came back: a log without a snapshot is restored from offset 0."""
-    cut = dict(found)
-    for name in found["tables"]:
-        starts = {bucket: start for bucket, (start, _) in truth[f"{name} offsets"].items()}
-        cut[f"{name} offsets"] = {b: (max(at, starts[b]), end) for b, (at, end) in found[f"{name} offsets"].items()}
-        rows = found[f"{name} changes"]
-        cut[f"{name} changes"] = [row for row in rows if row["_log_offset"] >= starts[row["_bucket"]]]
-    return cut
 
 
 @pytest.mark.parametrize("log_bytes_max", [None, 4000])

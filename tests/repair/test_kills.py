@@ -14,62 +14,8 @@ from kvstore.errors import StoreError
 from logformat import paths
 from tests.repair.conftest import Built
 from tests.repair.damage import spoil
-from tests.repair.test_any_damage import from_the_same_start
 from tests.repair.worlds import OPTIONS, Store, World, goes_on, seen
-
-
-class Killed(BaseException):
-    """The process is dead: no handler of errors may run."""
-
-
-class Dying(Files):
-    """The real disk, until the process dies before one of the calls that change a file."""
-
-    def __init__(self, calls: int) -> None:
-        self.left = calls
-        self.calls = 0
-
-    def _ask(self) -> None:
-        self.calls += 1
-        if self.calls > self.left:
-            raise Killed
-
-    def open(self, path: Path, *, create: bool = False) -> int:
-        if create:
-            self._ask()
-        return super().open(path, create=create)
-
-    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
-        self._ask()
-        super().write(descriptor, pieces, position)
-
-    def sync(self, descriptor: int) -> None:
-        self._ask()
-        super().sync(descriptor)
-
-    def truncate(self, descriptor: int, length: int) -> None:
-        self._ask()
-        super().truncate(descriptor, length)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._ask()
-        super().rename(old, new)
-
-    def remove(self, path: Path) -> None:
-        self._ask()
-        super().remove(path)
-
-    def remove_tree(self, path: Path) -> None:
-        self._ask()
-        super().remove_tree(path)
-
-    def make_directory(self, path: Path) -> None:
-        self._ask()
-        super().make_directory(path)
-
-    def sync_directory(self, path: Path) -> None:
-        self._ask()
-        super().sync_directory(path)
+from tests.support.repairs import Dying, Killed, from_the_same_start
 
 
 def damage_derived(world: World) -> None:

@@ -19,9 +19,9 @@ from logformat import paths
 from logformat.ids import Offset
 from logformat.log.snapshot_manifest import decode_manifest, encode_manifest
 from tests.repair.damage import lose_a_row, spoil
-from tests.repair.test_kills import Dying, Killed
 from tests.repair.worlds import SCHEMA, Store, World
 from tests.support.commits import refuse_ends_of_commits
+from tests.support.repairs import Dying, Killed
 from tests.support.tables import rows_of
 
 QUICK, LONG = 6, 400

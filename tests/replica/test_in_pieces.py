@@ -14,7 +14,7 @@ from kvstore.replica.follow import bucket_files
 from kvstore.replica.ship import shipper
 from tests.replica.followers import contents, everything, follower
 from tests.replica.objects import Objects, replica_of, restored
-from tests.replica.test_round_trip import SCHEMA, write
+from tests.support.replicas import SCHEMA, write
 
 
 @pytest.fixture(autouse=True)

@@ -45,8 +45,8 @@ from kvstore.replica.read.table import ReplicaTable
 from logformat.replica import manifest as replica_manifest
 from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA, Faulty
-from tests.replica.test_reading import Counting
 from tests.support.clocks import SetClock
+from tests.support.replicas import Counting
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
 

@@ -30,9 +30,8 @@ from tests.replica.followers import Dies, DyingFiles, Leader, everything, follow
 from tests.replica.objects import SCHEMA, Objects, replica_of
 from tests.support.clocks import SetClock
 from tests.support.processes import Child
+from tests.support.replicas import rebuilds
 from tests.support.tables import rows_of
-
-BUCKET = Stream(TableId(1), BucketId(0))
 
 STEPS = 25
 """Shipments of a leader, about two objects each."""
@@ -145,28 +144,6 @@ def test_a_copy_catches_up_though_its_follower_is_killed(leader: Leader, tmp_pat
 def rows_and_ends(path: Path) -> dict[str, Any]:
     """Without the changes: those of a rebuilt bucket begin at its snapshot."""
     return {name: found[::2] for name, found in everything(path).items()}
-
-
-def rebuilds(leader: Leader, path: Path) -> kvstore.Follower:
-    """A follower of a copy that is so far behind that it has to be rebuilt, and the shipments since."""
-    copy = follower(leader.objects, path)
-    status = leader.store.runtime.catalog().replicas["r"]
-    shipper = Shipper(leader.store.runtime, "r", leader.objects)
-    for name in [name for name in leader.objects.names if name.stream == BUCKET]:
-        del leader.objects.held[str(name)]
-    leader.step()
-    leader.store.table("t").snapshot()
-    leader.upsert(leader.store.table("t"))
-    leader.ship()
-    (before,) = [each for each in status.shipped if each.stream == BUCKET]
-    (now,) = [each for each in leader.store.runtime.catalog().replicas["r"].shipped if each.stream == BUCKET]
-    offset = shipper.ship_snapshot(BUCKET)
-    assert before.end < offset
-    shipper.ship_range(BUCKET, offset, now.end)
-    shipper.report([Shipped(stream=BUCKET, start=offset, end=now.end, snapshots=[offset])])
-    leader.step()
-    leader.ship()
-    return copy
 
 
 def test_a_copy_is_rebuilt_though_its_follower_is_killed(leader: Leader, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from logformat.ids import Epoch
 from logformat.replica.object_file import leader_name
 from tests.replica.objects import SCHEMA, Objects
 from tests.support.processes import Child, Pipe
+from tests.support.replicas import append_until_fenced
 from tests.support.tables import rows_of
 
 
@@ -303,12 +303,6 @@ def test_a_shipment_that_died_before_its_report_still_counts(tmp_path: Path, mon
 
 def full(*_: Any, **__: Any) -> None:
     raise StoreFull("planted")
-
-
-def append_until_fenced(table: kvstore.Table) -> None:
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        table.upsert([{"k": 4, "v": 4}])
 
 
 def test_the_replica_of_another_store_fences_no_leader(tmp_path: Path, copy: Path) -> None:

@@ -16,7 +16,7 @@ from logformat.ids import Epoch
 from logformat.replica.object_file import claimed_by, leader_name
 from tests.cli.commands import fine
 from tests.replica.objects import SCHEMA
-from tests.replica.test_lead import append_until_fenced
+from tests.support.replicas import append_until_fenced
 from tests.support.tables import rows_of
 
 FIRST = leader_name(Epoch(1))

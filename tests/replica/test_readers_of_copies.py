@@ -21,8 +21,8 @@ from kvstore.options import StoreOptions
 from kvstore.store.runtime import StoreRuntime
 from kvstore.store.store import Store
 from tests.replica.followers import Leader, follower
-from tests.replica.test_killed_followers import rebuilds
 from tests.support.clocks import SetClock
+from tests.support.replicas import rebuilds
 from tests.support.tables import rows_of
 
 

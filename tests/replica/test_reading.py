@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,31 +28,12 @@ from logformat.replica import manifest as replica_manifest
 from logformat.replica.object_file import ObjectName, decode_object, encode_object
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored, save_image
 from tests.support.clocks import SetClock
+from tests.support.replicas import Counting
 from tests.support.tables import rows_of
 
 TEXT = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 BUCKETS = 3
 STREAMS = [Stream(TableId(1), BucketId(bucket)) for bucket in range(BUCKETS)]
-
-
-class Counting(Objects):
-    """Remembers which objects were asked for."""
-
-    def __init__(self, held: dict[str, bytes]) -> None:
-        super().__init__(held)
-        self.asked: list[str] = []
-        self.listed: list[str] = []
-        self.listings = 0
-
-    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
-        self.listings += 1
-        for name, size in super().list(prefix, after):
-            self.listed.append(name)
-            yield name, size
-
-    def get(self, name: str, *, bytes_max: int) -> memoryview:
-        self.asked.append(name)
-        return super().get(name, bytes_max=bytes_max)
 
 
 class Written:

@@ -10,28 +10,14 @@ from typing import Any
 import pyarrow as pa
 
 import kvstore
+from tests.support.replicas import SCHEMA, write
 from tests.support.tables import rows_of
 
-SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 UTC = dt.UTC
 
 
 def changes_of(table: kvstore.Table) -> list[dict[str, Any]]:
     return [row for batch in table.changelog() for row in batch.to_pylist()]
-
-
-def write(table: kvstore.Table, random: Random, step: int, epoch: int) -> int:
-    """Something happens to a table; the epoch that comes next."""
-    keys = random.sample(range(30), random.randrange(1, 6))
-    if random.random() < 0.3:
-        table.delete(keys)
-    elif random.random() < 0.4:
-        rows = [("upsert", {"k": k, "v": step}) for k in keys]
-        table.apply_epoch(kvstore.Changes.of(rows, table.schema), "w", epoch, "r")
-        return epoch + 1
-    else:
-        table.upsert([{"k": k, "v": step} for k in keys])
-    return epoch
 
 
 def test_a_whole_store_is_restored(tmp_path: Path) -> None:

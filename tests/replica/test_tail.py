@@ -28,8 +28,8 @@ from logformat.replica import manifest as replica_manifest
 from logformat.replica.manifest import ReplicaManifest
 from tests.replica.followers import Leader, store_id
 from tests.replica.objects import SCHEMA, Faulty, Objects, replica_of
-from tests.replica.test_reading import Counting
 from tests.support.clocks import SetClock
+from tests.support.replicas import Counting
 
 BUCKETS = 3
 

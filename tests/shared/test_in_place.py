@@ -28,9 +28,9 @@ from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.followed import REFRESH_SECONDS
 from kvstore.shared.snapshots import take_snapshots
 from tests.cli.commands import fine, run
-from tests.shared.test_epochs import SCHEMA, Host, created, upserts
-from tests.shared.test_reading import Counted
+from tests.shared.hosts import SCHEMA, Host, created, upserts
 from tests.support.clocks import SetClock
+from tests.support.counted_objects import Counted
 from tests.support.tables import rows_of
 
 

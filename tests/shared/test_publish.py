@@ -20,7 +20,7 @@ from kvstore.shared.table import SharedTable, has_shared_tables
 from logformat.ids import Offset
 from tests.replica.objects import Objects
 from tests.shared.dying import Dies, Dying
-from tests.shared.test_epochs import SCHEMA, Host, upserts
+from tests.shared.hosts import SCHEMA, Host, upserts
 from tests.support.clocks import SetClock
 
 BUCKETS = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,26 +15,9 @@ from kvstore.shared.write import write_once
 from logformat.ids import BucketId, Offset
 from logformat.replica.shared_table import SharedRange
 from tests.replica.objects import Objects
-from tests.shared.test_epochs import Host, created, upserts
+from tests.shared.hosts import Host, created, upserts
 from tests.support.clocks import SetClock
-
-
-class Counted(Objects):
-    """Objects that count what is asked of them: requests, and names in answers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-
-    def list(self, prefix: str = "", after: str = "") -> Iterator[tuple[str, int]]:
-        self.asked.append("list")
-        for found in super().list(prefix, after):
-            self.asked.append("name")
-            yield found
-
-    def get(self, name: str, *, bytes_max: int) -> memoryview:
-        self.asked.append("get")
-        return super().get(name, bytes_max=bytes_max)
+from tests.support.counted_objects import Counted
 
 
 def uploaded(ranges: Mapping[BucketId, SharedRange], *_: object) -> Mapping[BucketId, SharedRange]:

@@ -24,8 +24,8 @@ from logformat.replica import shared_table
 from tests.replica.objects import Faulty
 from tests.shared.dying import Dies, Dying
 from tests.shared.hosts import SCHEMA, Host, created, read, upserts
-from tests.shared.test_upkeep import HOUR_MS, SUM, Dated, vacuum
 from tests.support.clocks import SetClock
+from tests.support.shared_upkeep import HOUR_MS, SUM, Dated, vacuum
 
 DAY = dt.timedelta(days=1)
 DAY_MS = 24 * HOUR_MS

@@ -16,32 +16,11 @@ from kvstore.errors import InvalidRequest, MissingVersion, NoSuchTable, Unavaila
 from kvstore.replica.client import ObjectStore
 from kvstore.shared.check import report_of
 from kvstore.shared.snapshots import take_snapshots
-from kvstore.shared.vacuum import VacuumSummary, remove_unneeded
 from logformat.replica import shared_table
-from tests.replica.objects import Faulty, Objects
+from tests.replica.objects import Faulty
 from tests.shared.hosts import Host, created, read, upserts
 from tests.support.clocks import SetClock
-
-HOUR_MS = 3_600_000
-WEEK_MS = 7 * 24 * HOUR_MS
-SUM = kvstore.Aggregate({"v": "sum"})
-
-
-class Dated(Objects):
-    """Objects that know when they were written, by a clock of their own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 5 * WEEK_MS
-
-    def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
-        if name not in self.held:
-            self.modified[name] = self.now
-        return super().create(name, pieces)
-
-    def replace(self, name: str, pieces: Sequence[bytes | memoryview]) -> None:
-        self.modified[name] = self.now
-        super().replace(name, pieces)
+from tests.support.shared_upkeep import HOUR_MS, SUM, WEEK_MS, Dated, epochs, vacuum
 
 
 @pytest.fixture
@@ -63,14 +42,6 @@ def host(objects: Dated, tmp_path: Path) -> Host:
 
 
 SUMS = dict.fromkeys(range(9), 2**11 - 2 - 2**5)
-
-
-def vacuum(host: Host, hours: float = 1, retain_last: int = 1, *, dry_run: bool = False) -> VacuumSummary:
-    return remove_unneeded(host.table, older_than_ms=int(hours * HOUR_MS), retain_last=retain_last, dry_run=dry_run)
-
-
-def epochs(objects: Objects) -> list[int]:
-    return sorted(int(name[-20:]) for name in objects.held if "/epoch/" in name)
 
 
 @pytest.mark.parametrize(("hours", "retain_last", "needed"), [(3.5, 1, 7), (0.5, 1, 10), (0.5, 6, 5), (99, 1, 0)])

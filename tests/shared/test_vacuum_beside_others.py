@@ -14,7 +14,7 @@ from kvstore.shared.write import write_once
 from logformat.replica import shared_table
 from logformat.replica.shared_table import SharedEpoch
 from tests.shared.hosts import Host, Ranges, created, read, upserts
-from tests.shared.test_upkeep import HOUR_MS, SUM, Dated, epochs, vacuum
+from tests.support.shared_upkeep import HOUR_MS, SUM, Dated, epochs, vacuum
 
 
 class Stopped(Exception):

@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,57 +24,13 @@ import pytest
 import kvstore
 from kvstore.spark.java import find_java
 from logformat import paths
-from tests.spark.test_source import SCHEMA, python_changes
+from tests.support.spark_drivers import LOCAL_CLUSTER, ROOT, driver, free_port, kill_all, lines_until
+from tests.support.spark_tables import SCHEMA, python_changes
 from tests.support.tables import rows_of
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
-LOCAL_CLUSTER = "local-cluster[2,1,1024]"
 KILLS = 10
-
-
-@contextmanager
-def driver(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A program of ``tests/spark/drivers``, in a process group of its own that does not outlive this."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.spark.drivers.{program}", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-    )
-    try:
-        yield process
-    finally:
-        kill_all(process)
-        process.communicate()
-
-
-def kill_all(process: subprocess.Popen[str]) -> None:
-    """Kill a driver and all it has started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def lines_until(process: subprocess.Popen[str], word: str) -> list[str]:
-    """What a driver says, up to the line that begins with a word."""
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if line.startswith(word):
-            return said
-    raise AssertionError("".join([line for line in said if not line.startswith("\tat ")][-80:]))
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from kvstore.spark import KvStoreSource
 from kvstore.spark.failures import shown_alone
 from kvstore.spark.frames import mapped
 from kvstore.spark.types import spark_schema
-from tests.spark.test_source import load
+from tests.support.spark_tables import load
 
 pytestmark = pytest.mark.spark
 

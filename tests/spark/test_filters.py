@@ -35,8 +35,8 @@ import kvstore
 from kvstore.log.segments import LogFiles
 from kvstore.spark import KvStoreSource
 from kvstore.spark.read.batch import KvStoreReader
-from tests.spark.test_source import listed
 from tests.support.examples import slow
+from tests.support.spark_tables import listed
 
 NAN = math.nan
 TIMES = [dt.datetime(2026, 1, 1, 0, 0, n, tzinfo=dt.UTC) for n in range(3)]

@@ -20,7 +20,7 @@ from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.sources import read
 from kvstore.spark.read.store import StoreReads
 from kvstore.spark.read.tasks import ReadRange, tasks_of
-from tests.spark.test_source import SCHEMA, listed, load, python_changes
+from tests.support.spark_tables import SCHEMA, listed, load, python_changes
 
 pytestmark = pytest.mark.spark
 

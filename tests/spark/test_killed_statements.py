@@ -21,36 +21,21 @@ import kvstore
 from logformat import paths
 from tests.spark.catalogs import catalog_of
 from tests.spark.drivers.merge import MERGE, gate, rows_after
-from tests.spark.test_cluster import LOCAL_CLUSTER, driver, kill_all, lines_until
+from tests.support.spark_drivers import (
+    EXECUTOR,
+    HELPER,
+    LOCAL_CLUSTER,
+    driver,
+    kill,
+    kill_all,
+    lines_until,
+    of_a_driver,
+)
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32())])
 DRIVER_KILLS, EXECUTOR_KILLS, HELPER_KILLS = 6, 7, 7
-HELPER, EXECUTOR = b"kvstore.spark.connector.helper", b"CoarseGrainedExecutorBackend"
-
-
-def of_a_driver(pid: int, word: bytes) -> list[int]:
-    """Processes that descend from a driver and have a word in their command line."""
-    parents, commands = {}, {}
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
-            number = int(process.name)
-            parents[number] = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
-            commands[number] = (process / "cmdline").read_bytes()
-
-    def descends(number: int) -> bool:
-        while number in parents and number != pid:
-            number = parents[number]
-        return number == pid
-
-    return [number for number, command in commands.items() if word in command and descends(number)]
-
-
-def kill(pid: int, word: bytes) -> None:
-    for number in of_a_driver(pid, word):
-        with suppress(ProcessLookupError):
-            os.kill(number, signal.SIGKILL)
 
 
 def rows_of(path: Path) -> dict[int, int]:

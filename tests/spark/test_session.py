@@ -20,7 +20,7 @@ from kvstore.spark.connector import jar
 from kvstore.spark.frames import mapped
 from kvstore.spark.session import WORKER_PYTHON, configure
 from kvstore.spark.types import spark_schema
-from tests.spark.test_source import SCHEMA
+from tests.support.spark_tables import SCHEMA
 
 ZIP = Path(pyspark.__file__).parent / "python/lib/pyspark.zip"
 

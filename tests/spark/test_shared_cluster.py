@@ -12,8 +12,7 @@ import kvstore
 import kvstore.shared
 import kvstore.spark
 from tests.spark.drivers.shared import KEYS
-from tests.spark.test_cluster import LOCAL_CLUSTER, driver, kill_all
-from tests.spark.test_killed_statements import EXECUTOR, kill
+from tests.support.spark_drivers import EXECUTOR, LOCAL_CLUSTER, driver, kill, kill_all
 
 pytestmark = pytest.mark.long
 

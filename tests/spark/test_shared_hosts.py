@@ -21,7 +21,7 @@ import kvstore
 import kvstore.shared
 from kvstore.spark.java import find_java
 from tests.spark.drivers.hosts import KEYS
-from tests.spark.test_cluster import ROOT, free_port, lines_until
+from tests.support.spark_drivers import ROOT, free_port, lines_until
 
 ALONE = ("unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc")
 OWN_FILES = "mount -o remount,bind,ro / && mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && exec"

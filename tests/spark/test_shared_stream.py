@@ -27,7 +27,7 @@ from kvstore.shared.vacuum import remove_unneeded
 from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
 from tests.cli.commands import fine, run
-from tests.shared.test_epochs import SCHEMA, Host, created, upserts
+from tests.shared.hosts import SCHEMA, Host, created, upserts
 from tests.spark.streams import Query, Rows
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import kvstore
 from kvstore.spark import KvStoreSource
-from tests.spark.test_source import SCHEMA
+from tests.support.spark_tables import SCHEMA
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,7 +18,7 @@ import kvstore
 from kvstore.spark import KvStoreSource
 from kvstore.spark.write import staged
 from logformat import paths
-from tests.spark.test_source import EVERY_TYPE, SCHEMA, listed, load
+from tests.support.spark_tables import EVERY_TYPE, SCHEMA, listed, load
 from tests.support.tables import rows_of as rows_by_bucket
 
 pytestmark = pytest.mark.spark

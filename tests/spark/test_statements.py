@@ -34,7 +34,7 @@ from kvstore.table.parts import TableParts
 from logformat import paths
 from tests.spark.catalogs import Run, catalog_of
 from tests.spark.statements import CREATE, SHORT, Rows, Statement, Twice, statement
-from tests.spark.test_source import EVERY_TYPE
+from tests.support.spark_tables import EVERY_TYPE
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 import kvstore
 from kvstore.bucket import maintenance as maintenance
 from kvstore.bucket.maintenance import Maintenance
-from tests.spark.test_source import SCHEMA, python_changes
+from tests.support.spark_tables import SCHEMA, python_changes
 
 pytestmark = pytest.mark.spark
 
