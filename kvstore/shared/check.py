@@ -85,8 +85,8 @@ class _Check:
         """Check the epochs of these numbers, and what they name, and that there is one from the noted number on."""
         self._check_store()
         if noted > last:
-            name = shared_table.epoch_name(self._table.described.table_id, noted)
-            self._add("MISSING", name, "This epoch was committed, and with it the last write is gone; put it back.")
+            lost = shared_table.epoch_name(self._table.described.table_id, noted)
+            self._add("MISSING", lost, "This epoch was committed, and with it the last write is gone; put it back.")
         newest: SharedEpoch | None = None
         sizes: dict[ObjectName, int] = {}
         for number in range(last, first - 1, -1):
