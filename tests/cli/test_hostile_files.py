@@ -68,6 +68,7 @@ def test_what_is_longer_than_a_limit_is_refused_with_little_memory(
     assert int(done.out.split()[1]) < 600 + (400 if "array" in name else 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "repeated"), [(b"k,v\n1,", MIB), (b"k,v\nno number,a\n", b"1,abcdef\n" * (1 << 17))]
 )
@@ -76,7 +77,7 @@ def test_a_file_that_is_refused_ends_the_process_cleanly(
 ) -> None:
     """A thread that still reads the file when the process ends would abort it."""
     file = unpacking(tmp_path / "f.csv.gz", before, 3072, repeated=repeated)
-    for _ in range(3):
+    for _ in range(10):
         done = in_process("load", store, "t", file)
         assert (done.code, done.out) == (2, "")
         assert done.err.count("\n") == 1
