@@ -189,17 +189,19 @@ class Waiting(threading.Thread):
         super().__init__(daemon=True)
         self._call = call
         self.result: Any = None
-        waits = threading.Event()
-        monkeypatch.setattr(lock, "check_caller", waits.set)
+        self._waits_or_ended = threading.Event()
+        monkeypatch.setattr(lock, "check_caller", self._waits_or_ended.set)
         self.start()
-        assert waits.wait(600)
-        assert self.is_alive()
+        assert self._waits_or_ended.wait(600)
+        assert self.is_alive(), self.result
 
     def run(self) -> None:
         try:
             self.result = self._call()
         except Exception as error:
             self.result = error
+        finally:
+            self._waits_or_ended.set()
 
     def ended(self) -> Any:
         self.join(600)
