@@ -41,7 +41,19 @@ READ: dict[str, Callable[[kvstore.Table], int]] = {
     "count": lambda table: table.count(),
     "offsets": lambda table: sum(end for _, end in table.offsets().values()),
     "changelog": lambda table: sum(batch.num_rows for batch in table.changelog()),
+    "binlog": lambda table: sum(batch.num_rows for batch in table.binlog()),
+    "follow": lambda table: followed(table),
 }
+
+
+def followed(table: kvstore.Table) -> int:
+    """Changes that a follower gets, until it has all of them."""
+    found = 0
+    for batch in table.changelog(follow=True):
+        found += batch.num_rows
+        if found >= COUNT:
+            break
+    return found
 
 
 def write(pipe: Pipe, path: Path, keys: range) -> None:
