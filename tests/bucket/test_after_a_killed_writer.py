@@ -41,7 +41,19 @@ READ: dict[str, Callable[[kvstore.Table], int]] = {
     "count": lambda table: table.count(),
     "offsets": lambda table: sum(end for _, end in table.offsets().values()),
     "changelog": lambda table: sum(batch.num_rows for batch in table.changelog()),
+    "binlog": lambda table: sum(batch.num_rows for batch in table.binlog()),
+    "follow": lambda table: followed(table),
 }
+
+
+def followed(table: kvstore.Table) -> int:
+    """Changes that a follower gets, until it has all of them."""
+    found = 0
+    for batch in table.changelog(follow=True):
+        found += batch.num_rows
+        if found >= COUNT:
+            break
+    return found
 
 
 def write(pipe: Pipe, path: Path, keys: range) -> None:
@@ -189,17 +201,19 @@ class Waiting(threading.Thread):
         super().__init__(daemon=True)
         self._call = call
         self.result: Any = None
-        waits = threading.Event()
-        monkeypatch.setattr(lock, "check_caller", waits.set)
+        self._waits_or_ended = threading.Event()
+        monkeypatch.setattr(lock, "check_caller", self._waits_or_ended.set)
         self.start()
-        assert waits.wait(600)
-        assert self.is_alive()
+        assert self._waits_or_ended.wait(600)
+        assert self.is_alive(), self.result
 
     def run(self) -> None:
         try:
             self.result = self._call()
         except Exception as error:
             self.result = error
+        finally:
+            self._waits_or_ended.set()
 
     def ended(self) -> Any:
         self.join(600)
