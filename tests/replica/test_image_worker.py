@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -25,6 +24,7 @@ from logformat.ids import Epoch, Txid
 from logformat.replica import follower_status
 from logformat.replica.follower_status import FollowerStatus
 from tests.replica.objects import SCHEMA
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +77,7 @@ def test_a_copy_makes_the_image(tmp_path: Path, store: kvstore.Store) -> None:
         for number in range(3):
             store.create_table(f"u{number}", SCHEMA, "k")
             store.replica("r").ship()
-            while store.replica("r").followers()[0].txid < store.replicas["r"].edits_shipped:
-                time.sleep(0.005)
+            wait_until(lambda: store.replica("r").followers()[0].txid >= store.replicas["r"].edits_shipped)
             done = store.checkpoint()
             assert done.written
             assert images(store.path)[0] == done.txid
@@ -88,8 +87,7 @@ def test_a_copy_makes_the_image(tmp_path: Path, store: kvstore.Store) -> None:
         # What was answered before is no answer to this, though both are to make the same image.
         store.create_table("last", SCHEMA, "k")
         store.replica("r").ship()
-        while store.replica("r").followers()[0].txid < store.replicas["r"].edits_shipped:
-            time.sleep(0.005)
+        wait_until(lambda: store.replica("r").followers()[0].txid >= store.replicas["r"].edits_shipped)
         done = store.checkpoint()
     assert len(images(store.path)) == 2
     assert done.previous == images(store.path)[1]
@@ -155,8 +153,7 @@ def test_a_damaged_image_is_refused(tmp_path: Path, store: kvstore.Store, damage
         copy.pull()
 
         def answer() -> None:
-            while not any((tmp_path / "r" / "task").glob("*")):
-                time.sleep(0.005)
+            wait_until(lambda: any((tmp_path / "r" / "task").glob("*")))
             copy.pull()
 
         thread = threading.Thread(target=answer)
