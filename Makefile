@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup wheel demo screenshots test test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
+.PHONY: setup wheel demo screenshots test test-spark test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
 
 setup: .venv/ready .venv/java .venv/connector .venv/kernel
 
@@ -72,7 +72,11 @@ screenshots: setup
 	@$(STEP) "screenshots" $(BIN)/python -m tests.console.screenshots
 
 test: setup lint
-	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly"
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly and not spark_more"
+
+# More of Spark, beside what shows each capability once: one process, because it needs the one session.
+test-spark: setup
+	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -m "spark_more and not long and not nightly" tests/spark
 
 # Tests of what only the connector has; make test-long runs the others of Spark through the Python source, too.
 OF_CONNECTOR := catalog changes concurrent_statements connector killed_statements statements

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -32,6 +31,7 @@ from tests.checkpoint.catalogs import STORE, Catalog, Here, encoded
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
 from tests.support.processes import Child, Pipe
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -41,14 +41,6 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     yield catalog
     assert catalog.reloaded().is_same(catalog.expected)
     catalog.journal.close()
-
-
-def wait_for(met: object, seconds: float = 600) -> None:
-    assert callable(met)
-    end = time.monotonic() + seconds
-    while not met():
-        assert time.monotonic() < end, "it did not come"
-        time.sleep(0.01)
 
 
 def test_a_worker_is_a_process_of_its_own(catalog: Catalog) -> None:
@@ -120,8 +112,8 @@ def test_a_worker_goes_on_without_its_controller(catalog: Catalog) -> None:
     with Child(controlled, catalog.path) as child:
         child.hear()
         child.kill()
-    wait_for(lambda: catalog.image_txids == [40])
-    wait_for(lambda: _is_free(catalog.path / paths.IMAGES / paths.LOCK_FILE))
+    wait_until(lambda: catalog.image_txids == [40])
+    wait_until(lambda: _is_free(catalog.path / paths.IMAGES / paths.LOCK_FILE))
     catalog.append(20)
     done = catalog.controller().checkpoint()
     assert (done.txid, done.previous, done.dropped_edits) == (60, 40, 35)
@@ -201,7 +193,7 @@ def due(catalog: Catalog, edits_per_image: int, *, writes: bool = True, **more: 
 
 
 def _wait_for_end(controller: Controller) -> None:
-    wait_for(lambda: not controller.at_work)
+    wait_until(lambda: not controller.at_work)
 
 
 def test_a_process_that_writes_has_one_made_when_it_is_due(catalog: Catalog) -> None:
@@ -233,13 +225,13 @@ def test_what_fails_is_remembered_and_tried_later(catalog: Catalog, monkeypatch:
     monkeypatch.setattr(process, "WORKER_MODULE", "kvstore.no_such_module")
     controller = due(catalog, 10)
     catalog.append(1)
-    wait_for(lambda: controller.failure is not None and not controller.at_work)
+    wait_until(lambda: controller.failure is not None and not controller.at_work)
     catalog.append(5)
     assert not controller.at_work, "it does not rest"
     monkeypatch.undo()
     catalog.clock.now += int(controllers.REST_SECONDS * 1000)
     catalog.append(1)
-    wait_for(lambda: catalog.image_txids != [])
+    wait_until(lambda: catalog.image_txids != [])
     controller.close()
     assert controller.failure is None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ from logformat.catalog.jobs import SourceFile, TaskCounts
 from logformat.ids import JobId, TableId
 from tests.ingest.worlds import BAD, SCHEMA, keys, left_out, write
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 
 def test_files_are_taken_in_the_order_of_their_paths(store: kvstore.Store, job: kvstore.Job, source: Path) -> None:
@@ -357,7 +357,7 @@ class TestFollow:
         thread.start()
         try:
             write(source, "a.csv", 0)
-            until(lambda: job.show().offset == "a.csv")
+            wait_until(lambda: job.show().offset == "a.csv")
             job.pause()
             write(source, "b.csv", 20)
             with pytest.raises(StoreLocked, match="Another run of this job is active"):
@@ -365,7 +365,7 @@ class TestFollow:
             assert job.show().offset == "a.csv"
             job.alter(offset=None)
             job.resume()
-            until(lambda: job.show().offset == "b.csv")
+            wait_until(lambda: job.show().offset == "b.csv")
             assert job.show().statistics.file_number == 3
         finally:
             stop.set()
@@ -379,10 +379,10 @@ class TestFollow:
         thread = threading.Thread(target=job.run, kwargs={"follow": True, "stop": stop})
         thread.start()
         try:
-            until(lambda: job.show().statistics.failed_tasks >= 2)
+            wait_until(lambda: job.show().statistics.failed_tasks >= 2)
             path.with_name("_a").write_text("k,v\n1,2\n")
             path.with_name("_a").rename(path)
-            until(lambda: job.show().offset == "a.csv")
+            wait_until(lambda: job.show().offset == "a.csv")
             assert (job.show().failures, job.show().reason) == (0, None)
         finally:
             stop.set()
@@ -418,15 +418,6 @@ class TestFollow:
         assert waits[:4] == [1000, 2000, 4000, 8000]
         assert waits == sorted(waits)
         assert waits[-1] == runner.RETRY_MS_MAX
-
-
-def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    waiting = threading.Event()
-    for _ in range(int(seconds * 200)):
-        if is_so():
-            return
-        waiting.wait(0.005)
-    raise TimeoutError
 
 
 def test_a_log_table_is_appended_to(store: kvstore.Store, source: Path) -> None:

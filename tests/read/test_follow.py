@@ -218,13 +218,15 @@ class TestOver:
                 with pytest.raises(StoreClosed):
                     follower.ended()
 
-    def test_dropping_the_table_ends_it(self, store: kvstore.Store) -> None:
+    def test_dropping_the_table_ends_it(self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        polls = Polls(monkeypatch)
         for step in range(8):
             table = store.create_table("t", SCHEMA, "k")
             if step % 2:
                 table.upsert({"k": 1, "v": 1})
             following = [Following(table.changelog(start, follow=True)) for start in ("latest", "full") for _ in "ab"]
-            time.sleep(0.005 * step)
+            if step & 2:
+                polls.wait_for_more(*following)
             store.drop_table("t")
             store.create_table("t", SCHEMA, "k").upsert({"k": 2, "v": 2})
             for follower in following:

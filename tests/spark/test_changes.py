@@ -132,6 +132,7 @@ def test_a_version_of_several_buckets_has_an_offset_for_each(store: kvstore.Stor
             ranges_of(table, Bound(wrong), Bound(None))
 
 
+@pytest.mark.spark_more
 def test_versions_that_have_expired_are_refused(open_store: OpenStore) -> None:
     store = open_store(segment_bytes_max=1000, log_bytes_max=2000)
     table = store.create_table("t", SCHEMA, "k")

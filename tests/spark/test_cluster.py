@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,10 +28,17 @@ from logformat import paths
 from tests.support.spark_drivers import LOCAL_CLUSTER, ROOT, driver, free_port, kill_all, lines_until
 from tests.support.spark_tables import SCHEMA, python_changes
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
 KILLS = 10
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether a process accepts connections there."""
+    with socket.socket() as client:
+        return client.connect_ex((host, port)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +49,24 @@ def standalone() -> Iterator[str]:
     master = f"spark://127.0.0.1:{port}"
     environment = {**os.environ, "JAVA_HOME": str(find_java()), "PYTHONPATH": str(ROOT), "SPARK_HOME": str(home)}
     deploy = "org.apache.spark.deploy"
-    commands = [[f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", free_port()]]
-    for host in ("127.0.0.1", "127.0.0.2"):
-        ports = ("--webui-port", free_port())
-        commands.append([f"{deploy}.worker.Worker", "--host", host, "--cores", 1, "--memory", "1g", *ports, master])
+    commands = [("127.0.0.1", [f"{deploy}.master.Master", "--port", port])]
+    commands += [
+        (host, [f"{deploy}.worker.Worker", "--cores", 1, "--memory", "1g", master])
+        for host in ("127.0.0.1", "127.0.0.2")
+    ]
     started = []
-    for command in commands:
+    for host, command in commands:
+        ui = free_port()
         started.append(
             subprocess.Popen(
-                [home / "bin" / "spark-class", *map(str, command)],
+                [home / "bin" / "spark-class", *map(str, command), "--host", host, "--webui-port", str(ui)],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
         )
-        time.sleep(3)
+        wait_until(partial(listens, host, ui))
     yield master
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)

@@ -109,6 +109,7 @@ def test_counting_reads_no_row(spark: SparkSession, path: Path, name: str) -> No
     assert frame.where("k = 7").count() == (1 if name == "t" else 3)
 
 
+@pytest.mark.spark_more
 @pytest.mark.parametrize(
     ("name", "aggregates", "is_known"),
     [
@@ -130,6 +131,7 @@ def test_the_smallest_and_largest_keys_and_offsets_are_known(
     assert load(spark, path, name).where("1 = 2").selectExpr(*wanted).count() == 1
 
 
+@pytest.mark.spark_more
 def test_the_first_and_last_key_of_each_type_are_those_that_spark_finds(
     spark: SparkSession, store: kvstore.Store
 ) -> None:
@@ -181,6 +183,7 @@ def test_empty_batches_are_not_counted(spark: SparkSession, tmp_path: Path) -> N
     assert (count, offsets[1] - offsets[0]) == (1, 3)
 
 
+@pytest.mark.spark_more
 def test_a_filter_concerns_its_own_query_only(spark: SparkSession, path: Path) -> None:
     """The trap of decision 0011, which a Python source has."""
     frame = load(spark, path, "t$changelog")
@@ -200,6 +203,7 @@ WHERE = (
 )
 
 
+@pytest.mark.spark_more
 def test_filters_leave_out_nothing_that_passes(spark: SparkSession, path: Path) -> None:
     ours, python = load(spark, path, "t$changelog"), load(spark, path, "t$changelog", "kvstore_python")
     known = spark.createDataFrame(python.collect(), python.schema)
@@ -213,6 +217,7 @@ def test_a_small_table_is_known_to_be_small(spark: SparkSession, path: Path) -> 
     assert "BroadcastHashJoin" in planned(many.join(small, "k"))
 
 
+@pytest.mark.spark_more
 def test_a_table_of_few_large_rows_is_known_to_be_large(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
     table.upsert([{"k": k, "s": "x" * 100_000} for k in range(200)])
@@ -223,6 +228,7 @@ def test_a_table_of_few_large_rows_is_known_to_be_large(spark: SparkSession, sto
     assert large.rdd.getNumPartitions() > 1
 
 
+@pytest.mark.spark_more
 def test_a_checkpoint_passes_between_the_python_source_and_the_connector(
     spark: SparkSession, store: kvstore.Store, tmp_path: Path
 ) -> None:
@@ -241,6 +247,7 @@ def test_a_checkpoint_passes_between_the_python_source_and_the_connector(
     assert all('{"table": "' in path.read_text() for path in offsets)
 
 
+@pytest.mark.spark_more
 def test_the_progress_of_a_stream_shows_its_lag(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     table = store.create_table("t", {"k": "int64 not null"}, "k")
     table.upsert([{"k": k} for k in range(10)])
@@ -285,6 +292,7 @@ def helpers(parent: int) -> list[int]:
     return found
 
 
+@pytest.mark.spark_more
 def test_a_helper_that_was_killed_is_replaced(spark: SparkSession, path: Path) -> None:
     driver = spark.sparkContext._gateway.proc.pid
     frame = load(spark, path, "t")
@@ -328,6 +336,7 @@ def test_a_query_whose_fork_was_killed_says_so(spark: SparkSession, store: kvsto
     assert frame.count() == 200_000
 
 
+@pytest.mark.spark_more
 def test_a_stream_whose_helper_was_killed_in_the_middle_goes_on_from_its_checkpoint(
     spark: SparkSession, store: kvstore.Store, tmp_path: Path
 ) -> None:

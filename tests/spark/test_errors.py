@@ -62,6 +62,7 @@ def test_a_frame_of_an_open_table(spark: SparkSession, damaged: Path) -> None:
         assert shown(frame.collect).startswith("kvstore.errors.CorruptBatch: A batch fails its checksum;")
 
 
+@pytest.mark.spark_more
 def test_a_task_that_writes(spark: SparkSession, store: kvstore.Store) -> None:
     store.create_table("t", SCHEMA, primary_key="k")
     frame = spark.createDataFrame([(None, "a")], "k bigint, v string")

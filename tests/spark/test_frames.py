@@ -85,6 +85,7 @@ def test_what_frames_refuse(spark: SparkSession, store: kvstore.Store, table: kv
     assert empty.changelog_to_spark(spark, columns=["k"]).columns == ["k"]
 
 
+@pytest.mark.spark_more
 def test_ranges_and_moments(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
     table.flush()
     ends = {bucket: end for bucket, (_, end) in table.offsets().items()}

@@ -50,6 +50,7 @@ def made(path: Path) -> None:
         table.upsert([{"k": k, "n": n} for k, n in rows_after(0).items()])
 
 
+@pytest.mark.spark_more
 def test_a_helper_that_is_killed_in_the_middle_of_a_merge(spark: SparkSession, store_path: Path) -> None:
     made(store_path)
     failed: list[str] = []

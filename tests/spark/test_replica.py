@@ -7,7 +7,6 @@ import json
 import pickle
 import tempfile
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from kvstore.replica.read.parts import Changes, Rows
 from kvstore.spark import KvStoreSource
 from kvstore.spark.read import replica
 from kvstore.spark.read.tasks import ReadPiece
+from tests.support.clocks import wait_for_the_next_millisecond
 from tests.support.object_store import serving
 
 pytestmark = pytest.mark.spark
@@ -149,7 +149,7 @@ def test_times(tmp_path: Path) -> None:
             table.upsert([{"k": k, "s": f"{step}"} for k in range(10)])
             if step % 2:
                 store.flush()
-                sleep(0.005)  # what is shipped reaches beyond the millisecond of the last change
+                wait_for_the_next_millisecond()  # what is shipped reaches beyond the millisecond of the last change
                 replica.ship()
         store.flush()
         replica.ship()

@@ -105,6 +105,7 @@ def test_workers_of_tasks_take_pyspark_from_where_it_is_compiled(spark: SparkSes
     assert row["file"] == str(Path(pyspark.__file__).with_name("worker.py"))
 
 
+@pytest.mark.spark_more
 @pytest.mark.spark
 def test_the_worker_of_a_stream_does_too(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     store.create_table("t", SCHEMA, "k")
@@ -135,6 +136,7 @@ def paths_of(parent: int, module: str) -> list[str]:
     return found
 
 
+@pytest.mark.spark_more
 def test_without_pyspark_the_import_says_what_to_install() -> None:
     program = "import sys; sys.modules['pyspark'] = None; import kvstore.spark"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

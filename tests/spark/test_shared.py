@@ -56,6 +56,7 @@ def test_a_shared_table_is_written_and_read(spark: SparkSession, tmp_path: Path)
     assert not list((tmp_path / "place/staging").rglob("*-*")), "what was staged is removed"
 
 
+@pytest.mark.spark_more
 def test_an_error_of_a_task_is_raised_as_it_is(spark: SparkSession, tmp_path: Path) -> None:
     url = (tmp_path / "place").as_uri()
     kvstore.spark.create_table(url, "t", {"k": "int64 not null", "v": "int8"}, "k")

@@ -165,6 +165,7 @@ def place_of(row: dict[str, Any]) -> tuple[int, int]:
     return row["_bucket"], row["_log_offset"]
 
 
+@pytest.mark.spark_more
 def test_a_shared_table_on_s3_is_published_followed_and_read(
     s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def writing(table: kvstore.Table) -> Iterator[list[int]]:
         thread.join()
 
 
+@pytest.mark.spark_more
 def test_the_program_that_drives_spark_writes_too(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     with writing(table) as done:
@@ -111,6 +112,7 @@ def test_the_program_that_drives_spark_writes_too(frame: DataFrame, store: kvsto
     assert [row["k"] for row in rows_of(table)] == list(range(-len(done), len(ROWS)))
 
 
+@pytest.mark.spark_more
 def test_a_job_that_fails_leaves_nothing(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     broken = frame.selectExpr("IF(k = 4999, raise_error('planted'), k) AS k", "s", "v")
@@ -210,6 +212,7 @@ def test_a_stream_goes_on_after_its_target_has_gained_a_column(
     assert rows_of(copied) == [row | {"more": None} for row in rows_of(table)]
 
 
+@pytest.mark.spark_more
 def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     counts = store.create_table("counts", pa.schema([pa.field("s", pa.string(), False), ("n", pa.int64())]), "s")
@@ -255,6 +258,7 @@ def test_what_does_not_fit_is_refused_before_any_task(
         KvStoreSource(arguments).writer(frame.selectExpr(*columns).schema, overwrites)
 
 
+@pytest.mark.spark_more
 def test_a_nullable_column_that_a_frame_does_not_have_is_null(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     save(frame.drop("v"), store, "t")
@@ -262,6 +266,7 @@ def test_a_nullable_column_that_a_frame_does_not_have_is_null(frame: DataFrame, 
     assert table.count() == frame.count()
 
 
+@pytest.mark.spark_more
 def test_a_kind_of_change_that_is_none(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k")
     for kind, message in (("'upsert'", "Unknown change type"), ("IF(k = 7, NULL, 'insert')", "Every row needs")):
@@ -270,6 +275,7 @@ def test_a_kind_of_change_that_is_none(frame: DataFrame, store: kvstore.Store) -
     assert table.count() == 0
 
 
+@pytest.mark.spark_more
 def test_old_files_of_tasks_go(frame: DataFrame, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "k")
     save(frame, store, "t")

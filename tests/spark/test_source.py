@@ -42,6 +42,7 @@ def test_rows_and_changes_equal_pythons(spark: SparkSession, store: kvstore.Stor
     assert changes.orderBy("_log_offset").toArrow().equals(expected.cast(changes.toArrow().schema))
 
 
+@pytest.mark.spark_more
 def test_projections(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
     expected = table.scan(["v", "k"]).read_all().to_pylist()
     assert listed(load(spark, store, "t", columns="v, k"), "k") == expected
@@ -58,6 +59,7 @@ def test_projections(spark: SparkSession, store: kvstore.Store, table: kvstore.T
     assert load(spark, store, "t").select().count() == 199_960
 
 
+@pytest.mark.spark_more
 def test_what_is_loaded_stays_as_it_was(spark: SparkSession, store: kvstore.Store, table: kvstore.Table) -> None:
     rows, changes = load(spark, store, "t"), load(spark, store, "t$changelog")
     expected, end = table.scan().read_all(), table.offsets()[0][1]
@@ -69,6 +71,7 @@ def test_what_is_loaded_stays_as_it_was(spark: SparkSession, store: kvstore.Stor
     assert load(spark, store, "t").count() == table.count()
 
 
+@pytest.mark.spark_more
 def test_with_a_schema_given_the_first_query_is_the_moment(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
     table.upsert({"k": 1, "s": "a", "v": None})
@@ -129,6 +132,7 @@ def test_neither_tasks_nor_plans_read_what_was_replaced(tmp_path: Path) -> None:
         create()
 
 
+@pytest.mark.spark_more
 def test_offsets(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, primary_key="k")
     for k in range(5):
@@ -143,6 +147,7 @@ def test_offsets(spark: SparkSession, store: kvstore.Store) -> None:
     assert load(spark, store, "t$changelog", startingOffsets="earliest").count() == table.offsets()[0][1]
 
 
+@pytest.mark.spark_more
 def test_several_buckets_and_added_columns(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=3)
     table.upsert([{"k": k, "s": "a", "v": 0.0} for k in range(100)])

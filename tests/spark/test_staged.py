@@ -7,7 +7,6 @@ import os
 import pickle
 import resource
 import signal
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -38,6 +37,7 @@ from kvstore.testing.strategies import rows as record_batches
 from logformat import paths
 from logformat.rows.arrow_values import as_type
 from tests.support.bytes_read import bytes_read
+from tests.support.clocks import wait_for_the_next_millisecond
 from tests.support.contents import values_of
 from tests.support.tables import rows_of
 
@@ -193,7 +193,7 @@ def test_changes_of_several_buckets_are_ordered_by_their_time(store: kvstore.Sto
     table = store.create_table("u", SCHEMA, "k")
     for bucket, value in ((0, 1), (0, 2), (0, 3), (1, 4)):
         log.bucket(bucket).apply(kvstore.Changes.of([("upsert", {"k": 7, "v": value})], SCHEMA))
-        time.sleep(0.002)
+        wait_for_the_next_millisecond()
     changes = pa.Table.from_batches(list(log.changelog()), log.changelog_schema())
     writer = writer_of(store, log.changelog_schema())
     writer.commit([writer.job.stage(iter(changes.to_batches()[::-1]), 0, 0, None)])

@@ -136,6 +136,7 @@ def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.
     assert rows_of(table) == {9: ("x", 4), 3: ("x", 3), 4: ("", 5)}
 
 
+@pytest.mark.spark_more
 def test_an_update_that_assigns_a_number_of_the_table_is_refused(run: Run, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA.set(2, pa.field("n", pa.int64())), "k", auto_increment="n", buckets=2)
     table.upsert([{"k": k, "s": "a"} for k in range(4)])
@@ -193,6 +194,7 @@ def test_a_statement_that_the_table_does_not_take_is_refused_when_it_is_planned(
         run(sql)
 
 
+@pytest.mark.spark_more
 @pytest.mark.parametrize(
     "sql",
     [

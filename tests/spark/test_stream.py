@@ -55,6 +55,7 @@ def write(table: kvstore.Table, keys: range) -> None:
     table.flush()
 
 
+@pytest.mark.spark_more
 @pytest.mark.parametrize("mode", ["full", pytest.param("latest", marks=pytest.mark.long)])
 def test_a_first_batch_that_dies_loses_nothing(
     spark: SparkSession, store: kvstore.Store, tmp_path: Path, mode: str
@@ -93,6 +94,7 @@ def test_a_limit_a_restart_and_a_new_column(spark: SparkSession, store: kvstore.
     assert sink.changes() == changes_of(table)
 
 
+@pytest.mark.spark_more
 def test_a_stream_with_a_name_loses_nothing_while_it_is_stopped(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,10 @@ class Writer:
 COLUMNS = ["_bucket", "_log_offset", "_change_type", "_commit_version", "k", "v"]
 
 
-@pytest.mark.parametrize("mode", ["full", "earliest", "latest", "offsets", "timestamp"])
+@pytest.mark.parametrize(
+    "mode",
+    ["offsets", *(pytest.param(m, marks=pytest.mark.spark_more) for m in ("full", "earliest", "latest", "timestamp"))],
+)
 @slow(25)
 @given(before=st.lists(steps, max_size=6), during=st.lists(steps, max_size=14), most=st.none() | st.integers(1, 9))
 def test_every_change_is_had_once(

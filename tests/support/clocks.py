@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 
+from kvstore.clock import SystemClock
+from tests.support.waiting import wait_until
+
 
 class SetClock:
     """Time by hand: when the wall clock is set ahead, that time has passed; between, the monotonic one is real."""
@@ -27,6 +30,13 @@ class SetClock:
 
     def monotonic(self) -> float:
         return time.monotonic() + self._passed
+
+
+def wait_for_the_next_millisecond() -> None:
+    """Wait until the machine's clock shows a later millisecond."""
+    clock = SystemClock()
+    now = clock.now_ms()
+    wait_until(lambda: clock.now_ms() > now)
 
 
 class JumpingClock:

@@ -117,7 +117,7 @@ class TestFollow:
 
         async def wait() -> None:
             waiting = asyncio.ensure_future(anext(table.follow("latest")))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)  # it begins, and waits
             end(store)
             with pytest.raises((NoSuchTable, StoreClosed)):
                 await waiting

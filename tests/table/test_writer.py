@@ -17,6 +17,7 @@ from logformat.log.batch import NAMED_WRITER, decode_header
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.tables import rows_of
+from tests.support.waiting import ends_or_waits
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
@@ -155,8 +156,7 @@ def test_a_writer_waits_for_buckets_that_another_process_writes(store: kvstore.S
             writer.upsert(row(k, 2))
         flushed = threading.Thread(target=writer.flush)
         flushed.start()
-        flushed.join(0.3)
-        assert flushed.is_alive()
+        assert not ends_or_waits(flushed)
         other.go_on()
         assert other.line() == "closed"
         flushed.join(600)
