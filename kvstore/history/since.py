@@ -21,7 +21,7 @@ def keys_changed(
     schema_id: int,
     since: str,
 ) -> tuple[pa.RecordBatch, dict[int, int]]:
-    """See :meth:`kvstore.history.reads.HistoryReads.keys_changed`."""
+    """See :meth:`kvstore.table.parts.TableParts.keys_changed`."""
     with past.reading():
         if end is None:
             ranges = {bucket: past.range_of(bucket, start, "latest")[:2] for bucket in past.buckets}
