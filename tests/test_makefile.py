@@ -50,6 +50,17 @@ def test_all_that_prints_is_a_step(target: str) -> None:
     assert [line for line in lines if not re.match(rf"\.ci/step |{quiet}", line)] == []
 
 
+def test_what_make_test_leaves_out_for_its_time_runs_in_ci_too() -> None:
+    run = (ROOT / ".ci/run").read_text().splitlines()
+    assert run[-2:] == ["make test", "make test-spark"]
+    done = subprocess.run(
+        ["make", "-n", "test", "test-spark"], cwd=ROOT, env=alone(), capture_output=True, text=True, check=True
+    )
+    first, second = re.findall(r'pytest .*-m "([^"]*)"', done.stdout)
+    assert first == "not long and not nightly and not spark_more"
+    assert second == "spark_more and not long and not nightly"
+
+
 def test_make_wheel_builds_a_wheel_for_each_system_that_has_the_kernel() -> None:
     done = subprocess.run(["make", "-n", "wheel"], cwd=ROOT, env=alone(), capture_output=True, text=True, check=True)
     (systems,) = re.findall(r"for system in ([^;]*);", done.stdout)

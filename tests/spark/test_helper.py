@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.spark.connector.messages import Broken, Messages
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -69,6 +70,18 @@ def test_it_has_one_thread_when_it_forks(helper: tuple[subprocess.Popen[str], Pa
     names = [(thread / "comm").read_text().strip() for thread in threads]
     # The allocator of pyarrow has one from the start, and knows of forks.
     assert len([name for name in names if name != "jemalloc_bg_thd"]) == 1
+
+
+def test_what_its_processes_took_is_known_once_they_have_ended(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    """The system adds it to their parent's, such as CPU time; page faults are counted one by one."""
+
+    def faults_of_ended() -> int:
+        return int(Path(f"/proc/{helper[0].pid}/stat").read_text().rpartition(")")[2].split()[8])
+
+    before = faults_of_ended()
+    with pytest.raises(Broken):
+        connected(helper[1], "another-token").receive()
+    wait_until(lambda: faults_of_ended() > before)
 
 
 def test_it_ends_with_its_input_and_takes_its_directory_and_its_processes_along(

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from kvstore.kernel import leaves as leaves, library, pages as pages, rows as rows
@@ -59,7 +60,7 @@ def private_directory() -> Path:
 
 
 def _serve(listening: socket.socket, token: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # processes that have ended need no wait
+    signal.signal(signal.SIGCHLD, _reap)
     library.kernel()  # each process would load it by itself
     gc.freeze()
     with selectors.DefaultSelector() as events:
@@ -75,6 +76,13 @@ def _serve(listening: socket.socket, token: str) -> None:
                 if os.fork() == 0:
                     _converse(connection, listening, token)
                 connection.close()
+
+
+def _reap(*_: object) -> None:
+    """Wait for processes that have ended: what they took is then counted as the helper's."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass
 
 
 def _converse(connection: socket.socket, listening: socket.socket, token: str) -> None:
