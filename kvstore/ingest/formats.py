@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import stat
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from csv import Error as NoCells, reader as cells
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from logformat.rows import intake
 from logformat.rows.given import unnamed_index
 from logformat.rows.json_form import from_json, from_text
 from logformat.rows.python_values import MISFITS
-from logformat.rows.schema import COLUMNS_MAX
+from logformat.rows.schema import COLUMNS_MAX, NESTING_MAX
 
 PORTION_ROWS = 1 << 13
 INFERRED_BYTES = 1 << 20
@@ -45,6 +45,8 @@ LINE_BYTES_MAX = 1 << 26
 ARRAY_BYTES_MAX = 1 << 28
 """Maximum size of a file that is one JSON array."""
 _INFERRED_ELEMENTS = 1000
+_NESTING_READ_MAX = 100
+"""Values that lie deeper within each other are not given to Arrow."""
 _COPIED_BYTES = 1 << 16
 _RELEASE_SECONDS = 30
 """Longest wait for Arrow's threads to release a file: they may be in a read of one block."""
@@ -445,6 +447,7 @@ class _JsonLines:
     def columns(self, file: BinaryIO) -> pa.Schema:
         first = BytesIO()
         for line in _lines(file):
+            _check_nesting(line)
             first.write(line)
             if first.tell() >= INFERRED_BYTES:
                 break
@@ -568,6 +571,34 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
                 bytes_max=LINE_BYTES_MAX,
             )
         yield line
+
+
+def _check_nesting(line: bytes) -> None:
+    """Refuse a line with values so deep within each other that Arrow would end the process.
+
+    Raises:
+        InvalidRequest: No table can have them.
+    """
+    if line.count(b"[") + line.count(b"{") <= _NESTING_READ_MAX:
+        return
+    try:
+        level, depth = [msgspec.json.decode(line)], 0
+    except msgspec.DecodeError:
+        return  # reading the line raises the error
+    except RecursionError:
+        level, depth = [None], _NESTING_READ_MAX
+    while level and depth <= _NESTING_READ_MAX:
+        level = [inner for each in level for inner in _within(each)]
+        depth += 1
+    if depth > _NESTING_READ_MAX:
+        raise InvalidRequest(
+            "Values of this file lie deeper within each other than in any table; write what is within as text.",
+            nesting_max=NESTING_MAX,
+        )
+
+
+def _within(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _check_count(columns: int) -> None:

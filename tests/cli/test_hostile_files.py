@@ -134,3 +134,14 @@ def test_an_old_macintosh_file_has_rows_too(store: Path, tmp_path: Path) -> None
         fine("load", store, "t", file)
     with kvstore.open(store, read_only=True) as opened:
         assert opened.table("t").count() == 2000
+
+
+@pytest.mark.parametrize("depth", [200, 2_000, 50_000])
+@pytest.mark.parametrize("end", ["]", ""], ids=["whole", "cut off"])
+def test_values_that_lie_very_deep_are_refused(store: Path, tmp_path: Path, depth: int, end: str) -> None:
+    """Arrow, which infers the columns of a new table, would end the process."""
+    file = tmp_path / "deep.jsonl"
+    file.write_text(f'{{"k": 1, "v": {"[" * depth}{end * depth}{"}" if end else ""}\n')
+    done = run("load", store, "new", file, "--key", "k")
+    assert done.code == 2
+    assert "deeper within each other" in done.err or "can't be read" in done.err
