@@ -27,6 +27,7 @@ from kvstore.cli.table import rows, tables, writing
 from kvstore.cli.table.history import history
 from kvstore.cli.table.sql import sql
 from kvstore.cli.table.undo import apply, undo
+from kvstore.cli.table.writers import writers
 from kvstore.cli.ui import ui
 from kvstore.errors import InvalidRequest, StoreError
 
@@ -129,6 +130,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "history /data/store files README.md",
         "history /data/store files README.md --start 2026-01-31T12:00:00Z --json",
     ),
+    writers: ("writers /data/store files", "writers /data/store files --json"),
     undo: (
         "undo /data/store files --start 2026-01-31T12:00:00Z",
         "undo /data/store files --start earliest --writer nightly --epoch 7 --to undo.patch",

@@ -198,7 +198,8 @@ def test_every_command_has_help_with_examples() -> None:
             found.append(" ".join(words_of))
     assert found == [
         *("init", "create", "alter", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "export"),
-        *("changelog", "history", "undo", "apply", "sql", "check", "compact", "replicate", "ui", "doctor", "demo"),
+        *("changelog", "history", "writers", "undo", "apply", "sql", "check", "compact", "replicate"),
+        *("ui", "doctor", "demo"),
         *("log ls", "log show"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,3 +85,20 @@ def test_pages_and_commands_show_the_name(open_store: OpenStore) -> None:
         windows = api(client, "/tables/1/writers")["windows"]
         assert [(each["writer"], each["last_epoch"]) for each in windows] == [("w", 5), ("w", 2), ("w", 1)]
         assert [each["fenced"] is None for each in windows] == [True, False, False]
+
+
+def test_the_command_lists_names_ids_and_last_epochs(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        changes = kvstore.Changes.of([("upsert", {"k": "a", "v": 1})], table.schema)
+        table.apply_epoch(changes, "job", 4, run="first")
+        table.apply_epoch(changes, "job", 9, run="second", takeover=True)
+        table.writer("rows").close()
+        (job, rows) = table.writers["job"], table.writers["rows"]
+        (former,) = table.fenced_writers
+    listed = fine("writers", tmp_path / "s", "t", "--json").lines[0]
+    assert [(each["writer"], each["writer_id"], each["last_epoch"], each["fenced"]) for each in listed] == [
+        ("job", job.writer_id, 9, False),
+        ("rows", rows.writer_id, None, False),
+        ("job", former, None, True),
+    ]
