@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -20,7 +20,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.history.origin import Origin, Origins
 from kvstore.log.segments import FoundBatch, LogFiles
-from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
 from kvstore.read.changelog import changes_between, milliseconds
 from logformat import paths
@@ -82,13 +82,23 @@ class BucketLog:
 
     Args:
         handle: The bucket.
-        catalog: What the catalog says of its table.
+        current: Returns the definition by which columns are called.
+        latest: Returns the one that has the schemas of all changes.
+        origins: Returns who wrote batches, by what the catalog says now.
     """
 
-    def __init__(self, handle: BucketHandle, catalog: TableCatalog) -> None:
+    def __init__(
+        self,
+        handle: BucketHandle,
+        current: Callable[[], TableDefinition],
+        latest: Callable[[], TableDefinition],
+        origins: Callable[[], Origins],
+    ) -> None:
         self._files: LogFiles = handle.log
         self._handle = handle
-        self._catalog = catalog
+        self._current = current
+        self._latest = latest
+        self._origins = origins
         self._bucket: BucketId = handle.place.identity.bucket_id
 
     def start(self) -> Offset:
@@ -145,7 +155,7 @@ class BucketLog:
             CorruptBatch: A batch or the chain of segments is damaged; the iterator raises it.
         """
         within = self._within(start, end)
-        origins = Origins.known_to(self._catalog)
+        origins = self._origins()
         return (
             LoggedBatch(each.header, each.data, each.path, each.position, origins.of(each.header))
             for each in self._files.batches(*within)
@@ -167,7 +177,7 @@ class BucketLog:
             SchemaMismatch: There is no such column.
             CorruptBatch: A batch is damaged.
         """
-        definition = self._catalog.definition()
+        definition = self._latest().named_as(self._current())
         schema = binlog_schema(definition, columns)
         names = changelog_columns(schema)
         within = Offset(start), Offset(end)

@@ -44,6 +44,7 @@ class BucketRows:
 def bucket_rows(
     handle: BucketHandle,
     definition: Callable[[], TableDefinition],
+    latest: Callable[[], TableDefinition],
     columns: Sequence[str] | None,
     key: Keys,
     after: Keys,
@@ -53,7 +54,8 @@ def bucket_rows(
     """See :meth:`kvstore.Bucket.scan`.
 
     Args:
-        definition: Returns the definition of the table as it is now; raises if it was dropped.
+        definition: Returns the definition by which columns are called; raises if the table was dropped.
+        latest: Returns the one that has the schemas of all rows.
     """
     asked = definition()
     schema = scan_schema(asked, columns)
@@ -63,7 +65,7 @@ def bucket_rows(
     with handle.snapshot() as view:
         end = view.state().applied_offset
         # Read after the view, so that it has the schemas of all rows.
-        current = definition().named_as(asked)
+        current = latest().named_as(asked)
         offset = end if as_of is None else offset_as_of(as_of, handle.log, end)
         batches = (
             _rows_now(view, current, schema.names, within, batch_rows)

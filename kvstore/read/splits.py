@@ -27,7 +27,7 @@ Read = Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
 
 
 class Splits:
-    """Planned reads of one bucket; created by :meth:`kvstore.Table.parts`.
+    """Planned reads of one bucket; made by :meth:`kvstore.table.parts.TableParts.of_bucket`.
 
     Args:
         current: Returns the definition by which the reader calls the columns; raises if the table has no key or was

@@ -76,6 +76,8 @@ class KvStoreSource(DataSource):
         self._options.check_use("read")
         loaded = self.load()
         if loaded.pinned is None:
+            loaded = self._loaded = load(self._options)  # perhaps it can be read by now
+        if loaded.pinned is None:
             assert loaded.late is not None
             raise loaded.late
         _check(schema, loaded.columns)

@@ -16,14 +16,13 @@ from kvstore.errors import InvalidRequest
 from kvstore.history.bucket_log import BucketLog
 from kvstore.history.bucket_status import BucketStatus, status_of
 from kvstore.meta.state import TableDefinition
-from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import answer_of
 from kvstore.read.bucket_rows import BucketRows, bucket_rows
 from kvstore.read.scan import SCAN_ROWS
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.results import AppendResult
-from kvstore.table.access import Access
+from kvstore.table.reading import Reading
 from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.changes import Changes
@@ -39,14 +38,9 @@ class Bucket:
         handle: What this process has open of the bucket; for maintenance and inspection.
     """
 
-    def __init__(self, handle: BucketHandle, catalog: TableCatalog, access: Access) -> None:
+    def __init__(self, handle: BucketHandle, reading: Reading) -> None:
         self.handle = handle
-        self._catalog = catalog
-        self._access = access
-
-    def _current(self) -> TableDefinition:
-        self._access.check_open()
-        return self._catalog.definition()
+        self._reading = reading
 
     def apply(
         self,
@@ -119,11 +113,11 @@ class Bucket:
         *,
         waits: bool,
     ) -> Future[AppendResult]:
-        self._access.check_writable()
+        self._reading.access.check_writable()
         numbers = _numbers(writer_id, sequence, writer_epoch)
         if not isinstance(overwrite, bool):
             raise InvalidRequest("`overwrite` is True or False.", overwrite=shown(overwrite))
-        definition = self._current()
+        definition = self._reading.current()
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
@@ -140,8 +134,8 @@ class Bucket:
             StoreLocked: Another process writes this bucket.
             CorruptData, StoreFull, LogFailed: The bucket can't be written.
         """
-        self._access.check_writable()
-        self._current()
+        self._reading.access.check_writable()
+        self._reading.current()
         return self.handle.begin(WriterId(integer("writer_id", writer_id)))
 
     def last_sequence(self, writer_id: int) -> int | None:
@@ -153,7 +147,7 @@ class Bucket:
         Raises:
             CorruptData: The index is damaged.
         """
-        self._current()
+        self._reading.current()
         return self.handle.last_sequence(WriterId(integer("writer_id", writer_id)))
 
     def remembered_from(self) -> int:
@@ -162,7 +156,7 @@ class Bucket:
         Raises:
             CorruptData: The index or the log is damaged.
         """
-        self._current()
+        self._reading.current()
         return self.handle.remembered_from()
 
     def status(self) -> BucketStatus:
@@ -171,7 +165,7 @@ class Bucket:
         Raises:
             CorruptData: The index or the log is damaged.
         """
-        counted = self._current().options.changelog_image != "wal"
+        counted = self._reading.current().options.changelog_image != "wal"
         return status_of(self.handle, counted=counted)
 
     def writers(self) -> dict[int, WriterEntry]:
@@ -180,7 +174,7 @@ class Bucket:
         Raises:
             CorruptData: The index is damaged.
         """
-        self._current()
+        self._reading.current()
         with self.handle.snapshot() as view:
             return {int(id): entry for id, entry in view.writers().items()}
 
@@ -211,16 +205,16 @@ class Bucket:
             OffsetOutOfRange: The log does not reach back to the time. The iterator raises it for an offset.
             CorruptData: A row or a change is damaged; the iterator raises it.
         """
-        self._current()
+        self._reading.current()
         names = None if columns is None else column_names("columns", columns)
         rows = integer_within("batch_rows", batch_rows, 1, SCAN_ROWS)
-        return bucket_rows(self.handle, self._current, names, key, after, as_of, rows)
+        return bucket_rows(self.handle, self._reading.current, self._reading.latest, names, key, after, as_of, rows)
 
     @property
     def log(self) -> BucketLog:
         """The log of the bucket: its segments, batches and times."""
-        self._current()
-        return BucketLog(self.handle, self._catalog)
+        self._reading.current()
+        return BucketLog(self.handle, self._reading.current, self._reading.latest, self._reading.origins)
 
     def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
         if definition.buckets > 1 and definition.bucket_key is not None:

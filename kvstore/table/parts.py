@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,17 +34,17 @@ class TableParts:
 
     Args:
         reading: The table's reads.
-        opened: What the process has open of the table.
+        opened: Returns what the process has open of the table now.
     """
 
-    def __init__(self, reading: Reading, opened: OpenTable) -> None:
+    def __init__(self, reading: Reading, opened: Callable[[], OpenTable]) -> None:
         self._reading = reading
         self._opened = opened
 
     @property
     def store_path(self) -> Path:
         """Directory of the store."""
-        return self._opened.handles[0].place.directory.parents[2]
+        return self._opened().handles[0].place.directory.parents[2]
 
     @property
     def definition(self) -> TableDefinition:
@@ -57,8 +57,9 @@ class TableParts:
         Raises:
             InvalidRequest: The table has no such bucket.
         """
+        number = self._reading.number_of(bucket)
         return Splits(
-            self._opened.handles[self._reading.number_of(bucket)],
+            self._opened().handles[number],
             self._reading.keyed,
             self._reading.latest,
             self._reading.held,
@@ -139,7 +140,7 @@ class TableParts:
         if replaces:
             self.check_replaceable()
         others = rest if replaces else None
-        return self._opened.writers.apply_epoch(definition, whole, writer, number, run, takeover, others, confirm)
+        return self._opened().writers.apply_epoch(definition, whole, writer, number, run, takeover, others, confirm)
 
     def check_replaceable(self) -> None:
         """Verify that a write can replace all rows.
@@ -186,7 +187,7 @@ class TableParts:
         """
         self._reading.access.check_registers()
         self._reading.current()
-        self._opened.consumers.hold(consumer, offsets)
+        self._opened().consumers.hold(consumer, offsets)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
         """Keep the log from these offsets on for an hour, as far as the log has it; a second call renews the lease.
@@ -199,7 +200,7 @@ class TableParts:
         self._reading.current()
         with suppress(UnsupportedOperation):
             self._reading.access.check_registers()
-            self._opened.consumers.lease(name, offsets)
+            self._opened().consumers.lease(name, offsets)
 
 
 def _deletes_of_others(there: pa.Table, written: Iterable[Changes], schema: pa.Schema) -> Changes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -208,7 +207,7 @@ class ReadTable:
         """Number of rows; for a log table, number of appended records.
 
         Raises:
-            UnsupportedOperation: The table's changelog is a WAL image.
+            UnsupportedOperation: The changelog of a store's table is a WAL image: its rows are not counted.
         """
         self._reading.current()
         with self._reading.one_moment():
@@ -404,7 +403,7 @@ class ReadTable:
     def committed(self) -> dict[BucketId, tuple[Offset, int]]:
         """For each bucket, the offset after the last change that every process sees, and its commit timestamp (ms).
 
-        Cheap enough for frequent calls.
+        Cheap enough for frequent calls; of a replica, the last commit of each bucket is read once it has changed.
         """
         self._reading.current()
         with self._reading.one_moment():
@@ -478,7 +477,11 @@ class ReadTable:
         definition = self._reading.current()
         if definition.primary_key is None:
             return self._changes_dataset(definition, definition.schema, "earliest", "latest")
-        return _dataset(definition.schema, partial(self._reading.rows, definition))
+
+        def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
+            return self._reading.rows(definition, columns, filter)  # by this table, which knows which copy is read
+
+        return _dataset(definition.schema, read)
 
     def changes_dataset(self, start: Start = "earliest", end: End = "latest") -> TableDataset:
         """The changes from ``start`` to ``end`` as a dataset; see :meth:`changelog` and :meth:`dataset`."""
@@ -498,9 +501,8 @@ class ReadTable:
 
     def __len__(self) -> int:
         definition = self._reading.current()
-        if (
-            definition.options.changelog_image == "wal" and definition.primary_key is not None
-        ):  # its rows are not counted
+        # The rows of a table with a WAL image are not counted.
+        if definition.options.changelog_image == "wal" and definition.primary_key is not None:
             return sum(batch.num_rows for batch in self._reading.rows(definition, definition.primary_key))
         return self.count()
 

@@ -57,10 +57,12 @@ class Reading:
     Attributes:
         handles: One for each bucket, in order.
         one_moment: See :meth:`kvstore.table.access.Opened.one_moment`.
+        fixed: The definition by which columns are called whatever they are called by now; None for the current one.
     """
 
     def __init__(self, opened: Opened, access: Access) -> None:
         self.access = access
+        self.fixed: TableDefinition | None = None
         self.use(opened)
 
     def use(self, opened: Opened) -> None:
@@ -74,13 +76,15 @@ class Reading:
 
     def use_catalog(self, catalog: CatalogReads) -> None:
         """Ask another catalog whether the table is there, and for its definition."""
-        self.catalog = self._newest = catalog
+        self._newest = catalog
+        self.catalog = catalog if self.fixed is None else FixedCatalog(catalog, self.fixed)
 
     def with_fixed(self, definition: TableDefinition) -> Self:
         """The same, for a caller that calls the columns by this definition in more than one call."""
-        fixed = copy(self)
-        fixed.catalog = FixedCatalog(self._newest, definition)
-        return fixed
+        found = copy(self)
+        found.fixed = definition
+        found.use_catalog(self._newest)
+        return found
 
     # The definition
 
@@ -142,6 +146,7 @@ class Reading:
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
     ) -> pa.RecordBatchReader:
         """Rows by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.scan`."""
+        self.current()
         names = names_of(columns)
         schema = scan_schema(definition, names)
         if filter is not None:
@@ -216,6 +221,7 @@ class Reading:
         whole_updates: bool = False,
     ) -> list[Iterator[pa.RecordBatch | None]]:
         """Readers of the changes of each bucket, or of one; see :meth:`changes`."""
+        self.current()
         wanted = self.buckets if bucket is None else [self.number_of(bucket)]
         if isinstance(start, str) and start == "full":
             self.keyed()
@@ -235,6 +241,7 @@ class Reading:
 
     def past(self) -> Past:
         """What reads of the past need."""
+        self.current()
         return Past(self.handles, self.keyed, self.latest, self.origins)
 
     def held(self, handle: H, read: Callable[[H, View], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from copy import copy
 from itertools import count
 from typing import Any, Self
+from weakref import WeakSet
 
 import pyarrow.compute as pc
 
@@ -61,17 +62,23 @@ class Table(ReadTable):
         super().__init__(opened, access)
         self._batch_rows_max = batch_rows_max
         self._turn = count()
+        self._fixed_of: Table | None = None
+        self._fixed: WeakSet[Table] = WeakSet()
         self._take(opened)
 
     def use(self, opened: OpenTable) -> None:
         """Read from now on what the process has open of the copy that has replaced the table's."""
         self._reading.use(opened)
         self._take(opened)
+        for each in list(self._fixed):
+            each.use(opened)
 
     def use_catalog(self, catalog: TableCatalog) -> None:
         """Ask another catalog whether the table is there, and for its definition."""
         self._reading.use_catalog(catalog)
         self._catalog = catalog
+        for each in list(self._fixed):
+            each.use_catalog(catalog)
 
     def _take(self, opened: OpenTable) -> None:
         self._opened = opened
@@ -81,7 +88,7 @@ class Table(ReadTable):
     @property
     def parts(self) -> TableParts:
         """The table in parts, for tools that divide work between processes."""
-        return TableParts(self._reading, self._opened)
+        return TableParts(self._reading, lambda: self._opened)
 
     def with_fixed_columns(self, schema_id: int | None = None, since: str | None = None) -> Self:
         """The same table with the columns that it has now, for a caller that asks for them more than once.
@@ -90,18 +97,23 @@ class Table(ReadTable):
         have columns that are added. The changes that it undoes (:meth:`undo`) have the names of the call.
 
         Args:
-            schema_id: A schema by which the caller already calls the columns.
+            schema_id: A schema by which the caller already calls the columns; one that the table does not have is taken
+                for the current one.
             since: End of the message if they were renamed: since when, and what to do.
 
         Raises:
             SchemaMismatch: Columns of that schema were renamed or dropped since.
+            InvalidRequest: ``schema_id`` is no integer.
             NoSuchTable, StoreClosed: The table was dropped, or the store closed.
         """
         definition = self._reading.current()
         if schema_id is not None:
-            definition.check_names_of(SchemaId(schema_id), *([] if since is None else [since]))
+            id = SchemaId(integer("schema_id", schema_id))
+            definition.check_names_of(id, *([] if since is None else [since]))
         fixed = copy(self)
         fixed._reading = self._reading.with_fixed(definition)
+        fixed._fixed_of, fixed._fixed = self, WeakSet()  # this table stays, and tells which copy is read
+        self._fixed.add(fixed)
         return fixed
 
     # Writing
@@ -133,7 +145,8 @@ class Table(ReadTable):
         writes = small_writes(definition) if columns is None else None
         if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))
-        if type(data) is dict and columns is None and definition.buckets == 1:
+        # Such a row is encoded by the definition of its commit.
+        if type(data) is dict and columns is None and definition.buckets == 1 and self._reading.fixed is None:
             self._handles[0].submit(row := RowRequest(data.copy()))
             return WriteResult({BucketId(0): answer_of(row.answer)})
         targets = self._targets(definition, columns)
@@ -370,7 +383,8 @@ class Table(ReadTable):
         Raises:
             InvalidRequest: The table has no such bucket.
         """
-        return Bucket(self._handles[self._reading.number_of(bucket)], self._catalog, self._reading.access)
+        number = self._reading.number_of(bucket)
+        return Bucket(self._handles[number], self._reading)
 
     def flush(self) -> None:
         """Make all acknowledged changes durable, and visible to every process."""

@@ -36,6 +36,7 @@ FIGURE = "rounds of growth"
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 EDITS_PER_JOURNAL = 40
 LOG_BYTES = 1 << 16
+SPARE_BYTES = 1 << 18
 SEGMENT_BYTES = 1 << 13
 KEPT = dt.timedelta(minutes=3)
 STEP_MS = 60_000
@@ -49,9 +50,12 @@ def bytes_of(directory: Path) -> int:
 
 
 def stays(
-    rounds: int, work: Callable[[int], None], measured: Callable[[], dict[str, int]]
+    rounds: int, work: Callable[[int], None], measured: Callable[[], dict[str, int]], **spare: int
 ) -> dict[str, tuple[int, int]]:
     """Work, and compare the most that was there early with the most later.
+
+    Args:
+        spare: By what is measured, how much more there may be at any time.
 
     Returns:
         Both, by what was measured.
@@ -64,7 +68,9 @@ def stays(
         for name, size in measured().items():
             part[name] = max(part.get(name, 0), size)
     for name, size in late.items():
-        assert size <= early[name] * 1.5, f"{name} grows: {early[name]} bytes at first, {size} later"
+        assert size <= early[name] * 1.5 + spare.get(name, 0), (
+            f"{name} grows: {early[name]} bytes at first, {size} later"
+        )
     return {name: (early[name], late[name]) for name in late}
 
 
@@ -120,7 +126,8 @@ def bucket_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves
 
     # When a thread of its own does it depends on how busy the machine is.
     with patch.object(maintenance, "REST_FACTOR", 0):
-        found = stays(rounds, work, measured)
+        # Some pages wait for a reader of the index at a moment that depends on threads.
+        found = stays(rounds, work, measured, index=SPARE_BYTES)
     tell(f"bucket: {found}")
     assert found["log"][1] <= 2 * LOG_BYTES
     proves(FIGURE, rounds)

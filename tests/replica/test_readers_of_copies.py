@@ -66,6 +66,24 @@ def test_readers_of_a_copy_see_the_one_that_replaces_it(leader: Leader, tmp_path
     copy.close()
 
 
+def test_what_was_made_of_a_table_before_reads_the_copy_that_replaces_it(leader: Leader, tmp_path: Path) -> None:
+    copy, clock = rebuilds(leader, tmp_path / "c"), SetClock()
+    with Store(tmp_path / "c", StoreOptions(), read_only=True, clock=clock) as reader:
+        fixed, dataset = reader.table("t").with_fixed_columns(), reader.table("t").dataset()
+        parts, table = reader.table("t").parts, reader.table("t")
+        before = rows_of(fixed)
+        assert copy.pull().rebuilt
+        looks(clock)
+        expected, ends = rows_of(leader.store.table("t")), leader.store.table("t").offsets()
+        assert expected != before
+        assert table.bucket(0).status().log_end == ends[0][1]
+        for bucket in range(table.buckets):
+            assert sum(batch.num_rows for batch in parts.of_bucket(bucket).rows(as_of=ends[bucket][1])) > 0
+        assert rows_of(fixed) == expected
+        assert dataset.to_table().to_pylist() == expected
+    copy.close()
+
+
 def test_a_table_that_the_rebuilt_copy_lacks_is_gone(leader: Leader, tmp_path: Path) -> None:
     leader.store.create_table("dropped", leader.store.table("t").schema, "k").upsert(
         [dict.fromkeys(leader.store.table("t").schema.names) | {"k": 1}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.clock import Clock
 from kvstore.errors import ReplicaBehind, UnsupportedOperation
@@ -74,8 +74,8 @@ class TableInPlace(ReadTable):
 
     if not TYPE_CHECKING:
 
-        def __getattr__(self, name: str) -> Any:
-            return refuse(self, Table, name, self._refused)
+        def __getattr__(self, name: str) -> NoReturn:
+            refuse(self, Table, name, "" if name.startswith("_") else self._refused)
 
 
 def refuse(of: object, whole: type, name: str, refused: str) -> NoReturn:

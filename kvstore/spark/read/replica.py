@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -111,6 +112,10 @@ class ReplicaReads:
         self.tasks_max = TASK_BYTES_MAX / TASK_BYTES_MIN
         self._place = place
 
+    @cached_property
+    def _reader(self) -> ReplicaReader:
+        return ReplicaReader(ObjectStore(self._place.path), self._place.store_id, self._place.definition)
+
     def hold(self, pinned: Pinned) -> None:
         """A replica keeps objects for as long as it was told."""
 
@@ -144,8 +149,7 @@ class ReplicaReads:
             Unavailable: The replica can't be reached.
             StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index.
         """
-        kind, definition = self._place.kind, self._place.definition
-        reader = ReplicaReader(ObjectStore(self._place.path), self._place.store_id, definition)
+        kind, definition, reader = self._place.kind, self._place.definition, self._reader
         wanted = list(needed or columns_needed(target, kind, definition.primary_key))
         if kind is Kind.ROWS:
             assert piece.rows is not None

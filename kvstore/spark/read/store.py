@@ -55,19 +55,22 @@ def load(options: Options, *, keep_log: bool = True) -> Loaded:
     with found(options) as (place, table):
         columns = place.stored(options.columns)
         try:
-            pinned = Pinned(place, _ranges(table, options))
+            return _loaded(place, table, columns, options, keep_log=keep_log)
         except OffsetOutOfRange as error:
             return Loaded(columns, None, late=error)
-        reads = StoreReads(place, table)
-        if keep_log and (options.kind is Kind.ROWS or options.end is not None):
-            # Spark asks for a stream's columns, too: one that is started often would keep the whole log.
-            reads.hold(pinned)
-        if place.kind is Kind.ROWS:
-            rows, stored = count_of(table, place.kind, pinned.ranges), reads.row_bytes()
-            return Loaded(columns, pinned, rows, stored, _bucketed(place, stored))
-        if options.start == "full":
-            return Loaded(columns, pinned)
-        return Loaded(columns, pinned, changes_max(pinned.ranges), reads.change_bytes(pinned.ranges))
+
+
+def _loaded(place: TablePlace, table: Table, columns: pa.Schema, options: Options, *, keep_log: bool) -> Loaded:
+    pinned, reads = Pinned(place, _ranges(table, options)), StoreReads(place, table)
+    if keep_log and (options.kind is Kind.ROWS or options.end is not None):
+        # Spark asks for a stream's columns, too: one that is started often would keep the whole log.
+        reads.hold(pinned)
+    if place.kind is Kind.ROWS:
+        rows, stored = count_of(table, place.kind, pinned.ranges), reads.row_bytes()
+        return Loaded(columns, pinned, rows, stored, _bucketed(place, stored))
+    if options.start == "full":
+        return Loaded(columns, pinned)
+    return Loaded(columns, pinned, changes_max(pinned.ranges), reads.change_bytes(pinned.ranges))
 
 
 def _ranges(table: Table, options: Options) -> tuple[ReadRange, ...]:
