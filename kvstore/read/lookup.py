@@ -64,30 +64,34 @@ def _columns(
 
 
 class SingleReads:
-    """Reads rows by one key; see :meth:`kvstore.Table.get`."""
+    """Reads rows by one key; see :meth:`kvstore.Table.get`.
 
-    def __init__(self, handles: Sequence[BucketReads]) -> None:
+    Args:
+        current: Returns the definition by which columns are called; refuses a log table.
+        latest: Returns the one that has the schemas of all rows.
+    """
+
+    def __init__(
+        self,
+        handles: Sequence[BucketReads],
+        current: Callable[[], TableDefinition],
+        latest: Callable[[], TableDefinition],
+    ) -> None:
         self._handles = handles
+        self._current = current
+        self._latest = latest
         self._only = handles[0] if len(handles) == 1 else None
         self._known: tuple[TableDefinition, SingleRowCodec, Callable[[Any, bytes], int]] | None = None
 
-    def get(
-        self,
-        key: Any,
-        definition: TableDefinition,
-        current: Callable[[], TableDefinition],
-        latest: Callable[[], TableDefinition],
-    ) -> dict[str, Any] | None:
+    def get(self, key: Any, definition: TableDefinition) -> dict[str, Any] | None:
         """The row of a key, or None.
 
         Args:
             definition: The table's entry in the catalog.
-            current: Returns the current one; refuses a log table.
-            latest: Returns the one that has the schemas of all rows.
         """
         known = self._known
         if known is None or known[0] is not definition:
-            definition = current()
+            definition = self._current()
             self._known = known = definition, layout_of(definition).single, bucket_finder(definition)
         codec = known[1]
         code = codec.encode_key(key)
@@ -99,9 +103,9 @@ class SingleReads:
             if found is not None:
                 return found
             # Another process has added a column since, or Python lacks a value: the latter is an error below.
-        definition = current()
+        definition = self._current()
         key_rows = intake.key_rows([key], layout_of(definition).key_schema)
-        found_rows = rows_of_keys(self._handles, lambda: latest().named_as(definition), key_rows)
+        found_rows = rows_of_keys(self._handles, lambda: self._latest().named_as(definition), key_rows)
         row: dict[str, Any] = found_rows.to_pylist()[0]
         return row if row.pop(FOUND) else None
 

@@ -114,9 +114,9 @@ class ReadTable:
         reading = self._reading
         if next(reading.gets) % GETS_TIMED:
             reading.access.check_open()
-            return reading.single.get(key, reading.catalog.definition(), reading.keyed, reading.latest)
+            return reading.single.get(key, reading.catalog.definition())
         began = reading.meter.get.now()
-        row = reading.single.get(key, reading.keyed(), reading.keyed, reading.latest)
+        row = reading.single.get(key, reading.keyed())
         reading.meter.get.since(began)
         return row
 

@@ -71,13 +71,13 @@ class Reading:
         self.one_moment = opened.one_moment
         self.meter = opened.meter
         self.gets = opened.meter.gets
-        self.single = SingleReads(opened.handles)
         self.use_catalog(opened.catalog)
 
     def use_catalog(self, catalog: CatalogReads) -> None:
         """Ask another catalog whether the table is there, and for its definition."""
         self._newest = catalog
         self.catalog = catalog if self.fixed is None else FixedCatalog(catalog, self.fixed)
+        self.single = SingleReads(self.handles, self.keyed, self.latest)
 
     def with_fixed(self, definition: TableDefinition) -> Self:
         """The same, for a caller that calls the columns by this definition in more than one call."""
