@@ -36,16 +36,10 @@ _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.0001, 0.003
 _FACTS_BYTES = 512
 
 
-class ProcessLock:
-    """The lock of one file, held from :meth:`acquire` to :meth:`release`.
+class _Flock:
+    """A lock that ends with the descriptor of a file or directory."""
 
-    Args:
-        files: Disk of the open store that the lock belongs to, if any.
-    """
-
-    def __init__(self, path: Path, files: Files | None = None) -> None:
-        self._path = path
-        self._files = files or Files()
+    def __init__(self) -> None:
         self._descriptor = -1
         _locks.add(self)
 
@@ -58,6 +52,25 @@ class ProcessLock:
     def held(self) -> bool:
         """Whether this process holds it."""
         return self._descriptor >= 0
+
+    def forget(self) -> None:
+        """Close the descriptor in a forked child, which leaves the lock to the parent."""
+        if self.held:
+            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
+            os.close(descriptor)
+
+
+class ProcessLock(_Flock):
+    """The lock of one file, held from :meth:`acquire` to :meth:`release`.
+
+    Args:
+        files: Disk of the open store that the lock belongs to, if any.
+    """
+
+    def __init__(self, path: Path, files: Files | None = None) -> None:
+        self._path = path
+        self._files = files or Files()
+        super().__init__()
 
     def acquire(self) -> None:
         """Take the lock without waiting.
@@ -148,12 +161,6 @@ class ProcessLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
-    def forget(self) -> None:
-        """Close the descriptor in a forked child, which leaves the lock to the parent."""
-        if self.held:
-            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
-            os.close(descriptor)
-
 
 class EditLock:
     """A lock that a process holds for as long as it edits something; others wait for it, but not for ever.
@@ -210,7 +217,7 @@ class EditLock:
             os.close(self._open.pop())
 
 
-class RecoveryLock:
+class RecoveryLock(_Flock):
     """The lock on the directory of a bucket, held while its log may have more than its index; others wait for it.
 
     Args:
@@ -221,13 +228,7 @@ class RecoveryLock:
         self._directory = directory
         self._files = files
         self._clock = clock
-        self._descriptor = -1
-        _locks.add(self)
-
-    def __del__(self) -> None:
-        """Give the lock up: nobody can release it any more."""
-        if hasattr(self, "_descriptor"):
-            self.forget()
+        super().__init__()
 
     def acquire(self) -> None:
         """Take the lock, unless it is held here; waits while another process holds it.
@@ -266,12 +267,6 @@ class RecoveryLock:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self.forget()
 
-    def forget(self) -> None:
-        """Close the descriptor in a forked child, which leaves the lock to the parent."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
-            os.close(descriptor)
-
 
 def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
     """Take a lock once no other process holds it; False if one held it for all that time."""
@@ -295,15 +290,14 @@ def _own_facts(pid: int) -> bytes:
     return json.dumps({"pid": pid, "host": socket.gethostname()}).encode().ljust(_FACTS_BYTES)
 
 
-class Presence:
+class Presence(_Flock):
     """A lock that any number of processes share: it shows that this process is present, and detects others."""
 
     def __init__(self, path: Path, files: Files | None = None) -> None:
         self._path = path
         self._files = files or Files()
-        self._descriptor = -1
+        super().__init__()
         self._mutex = threading.Lock()
-        _locks.add(self)
 
     def show(self) -> None:
         """Take the shared lock until :meth:`release`.
@@ -348,12 +342,6 @@ class Presence:
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
                 self.forget()
 
-    def forget(self) -> None:
-        """Close the descriptor in a forked child, which leaves the lock to the parent."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1  # first: it is never closed twice
-            os.close(descriptor)
-
 
 def is_locked(path: Path, files: Files | None = None) -> bool:
     """Whether another process holds the :class:`ProcessLock` of a file; not for a lock of this process."""
@@ -375,7 +363,7 @@ def _refuses(path: Path, kind: int, files: Files) -> bool:
     return False
 
 
-_locks: weakref.WeakSet[ProcessLock | EditLock | RecoveryLock | Presence] = weakref.WeakSet()
+_locks: weakref.WeakSet[_Flock | EditLock] = weakref.WeakSet()
 
 
 _HOLDER_BYTES_MAX = 1 << 12
