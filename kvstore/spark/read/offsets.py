@@ -9,34 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
-from uuid import UUID
+from typing import Any
 
 import msgspec
 
 from kvstore.errors import InvalidRequest
 from kvstore.spark.options import Place
+from kvstore.spark.read.place import TablePlace
 from logformat.ids import Epoch, Offset
 
 START = "start"
 Raw = dict[str, Any]
 """An offset in the JSON form that Spark passes."""
-
-
-class Identity(Protocol):
-    """Identity of the table of a stream. The ids are never reused."""
-
-    @property
-    def store_id(self) -> UUID | str:
-        """Id of the store."""
-
-    @property
-    def table_id(self) -> int:
-        """Id of the table in it."""
-
-    @property
-    def name(self) -> str:
-        """Name of the table when it was found."""
 
 
 class Began(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -87,7 +71,7 @@ def initial(start: Place) -> Raw:
     return {START: {str(bucket): offset for bucket, offset in start.items()} if isinstance(start, dict) else str(start)}
 
 
-def decoded(raw: Raw, place: Identity, buckets: int) -> StreamOffset | None:
+def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
     """Decode an offset that Spark returns; None if it is the initial offset.
 
     Raises:
@@ -117,7 +101,7 @@ def decoded(raw: Raw, place: Identity, buckets: int) -> StreamOffset | None:
     return found
 
 
-def table_id(place: Identity) -> str:
+def table_id(place: TablePlace) -> str:
     """Ids of store and table, which are never reused."""
     return f"{place.store_id}/{place.table_id}"
 
