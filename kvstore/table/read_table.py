@@ -116,7 +116,8 @@ class ReadTable:
             reading.access.check_open()
             return reading.single.get(key, reading.catalog.definition())
         began = reading.meter.get.now()
-        row = reading.single.get(key, reading.keyed())
+        definition = reading.keyed()  # first: it may find that another copy is to be read
+        row = reading.single.get(key, definition)
         reading.meter.get.since(began)
         return row
 

@@ -20,6 +20,7 @@ from kvstore.errors import NoSuchTable, StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
 from kvstore.store.runtime import StoreRuntime
 from kvstore.store.store import Store
+from kvstore.table import read_table
 from tests.replica.followers import Leader, follower
 from tests.support.clocks import SetClock
 from tests.support.replicas import rebuilds
@@ -63,6 +64,21 @@ def test_readers_of_a_copy_see_the_one_that_replaces_it(leader: Leader, tmp_path
             assert rows_of(table) == rows_of(leader.store.table("t"))
             assert reader.list_tables() == leader.store.list_tables()
         assert reader.check()
+    copy.close()
+
+
+def test_a_get_that_is_timed_sees_the_copy_that_replaces_it(
+    leader: Leader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_table, "GETS_TIMED", 1)
+    copy, clock = rebuilds(leader, tmp_path / "c"), SetClock()
+    with Store(tmp_path / "c", StoreOptions(), read_only=True, clock=clock) as reader:
+        table = reader.table("t")
+        rows_of(table)
+        assert copy.pull().rebuilt
+        looks(clock)
+        expected = rows_of(leader.store.table("t"))[0]
+        assert table.get(expected["k"]) == expected
     copy.close()
 
 
