@@ -8,6 +8,7 @@ import pickle
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -259,6 +260,16 @@ def test_tasks_share_the_objects(written: Written, monkeypatch: pytest.MonkeyPat
         assert len(set(objects)) == len(objects) == 15
         found = [row for part in parts for row in python(reader.read(pickle.loads(pickle.dumps(part))))]
         assert sorted(map(str, found)) == sorted(map(str, expected))
+
+
+def test_a_task_has_one_client_for_all_its_pieces(written: Written) -> None:
+    source = KvStoreSource({"path": written.url, "table": "t"})
+    reader = source.reader(source.schema())
+    (task,) = reader.partitions()
+    assert len(task.pieces) == 3
+    with patch.object(replica, "ObjectStore", wraps=replica.ObjectStore) as clients:
+        assert sum(batch.num_rows for batch in reader.read(task)) == len(written.rows())
+    assert clients.call_count == 1
 
 
 def test_filters_leave_out_objects_and_buckets(written: Written) -> None:

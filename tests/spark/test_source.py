@@ -12,7 +12,14 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    NotAStore,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    UnsupportedOperation,
+)
 from kvstore.spark import KvStoreSource
 from tests.support.spark_tables import EVERY_TYPE, SCHEMA, listed, load, python_changes
 
@@ -81,6 +88,18 @@ def test_with_a_schema_given_the_first_query_is_the_moment(spark: SparkSession, 
     table.upsert([{"k": 1, "s": "later", "v": None}, {"k": 2, "s": "b", "v": None}])
     table.flush()
     assert listed(rows, "k") == [{"k": 1, "s": "a"}]
+
+
+def test_offsets_that_were_not_there_when_the_columns_were_asked_for_are_read(store: kvstore.Store) -> None:
+    table = store.create_table("late", {"k": "int64"}, "k")
+    source = KvStoreSource({"path": str(store.path), "table": "late", "asOf": "3"})
+    columns = source.schema()
+    with pytest.raises(OffsetOutOfRange):
+        source.reader(columns)
+    table.upsert([{"k": k} for k in range(5)])
+    table.flush()
+    reader = source.reader(columns)
+    assert sum(batch.num_rows for task in reader.partitions() for batch in reader.read(task)) == 3
 
 
 @pytest.mark.parametrize("name", ["t", "t$changelog"])
