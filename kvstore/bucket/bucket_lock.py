@@ -48,7 +48,7 @@ class BucketLock:
     def try_acquire(self) -> bool:
         """Take the lock to recover the bucket, unless another process writes it; waits while one only recovers it.
 
-        Whoever wants to read or write the bucket waits from then on, until :meth:`recovered` or :meth:`release`.
+        A process that wants to read or write the bucket waits from then on, until :meth:`recovered` or :meth:`release`.
 
         Raises:
             StoreError: See :meth:`RecoveryLock.acquire` and :meth:`ProcessLock.try_acquire`. The lock is as it was.

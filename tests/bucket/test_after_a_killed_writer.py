@@ -1,4 +1,4 @@
-"""The first read after a writer was killed has all that it acknowledged, whoever recovers the bucket meanwhile.
+"""The first read after a writer was killed has all that it acknowledged, whichever process recovers it meanwhile.
 
 A process that reads, and one that writes, waits for another one that recovers the bucket, but not for ever. Where there
 is nothing to recover nobody waits.

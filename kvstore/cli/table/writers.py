@@ -1,4 +1,4 @@
-"""``kvstore writers``: who writes a table under a name."""
+"""``kvstore writers``: the writers of a table that have a name, or had one."""
 
 from __future__ import annotations
 
