@@ -526,6 +526,8 @@ class _JsonArray(_JsonLines):
             elements = msgspec.json.decode(data, type=list[msgspec.Raw])
         except msgspec.DecodeError as error:
             raise InvalidRequest("This file begins like a JSON array, and is none.", reason=str(error)) from error
+        except RecursionError as error:
+            raise _too_deep() from error
         # Outside of text, JSON has no line ends that mean anything; within text they are escaped.
         return [bytes(element).replace(b"\r", b" ").replace(b"\n", b" ") for element in elements]
 
@@ -591,10 +593,14 @@ def _check_nesting(line: bytes) -> None:
         level = [inner for each in level for inner in _within(each)]
         depth += 1
     if depth > _NESTING_READ_MAX:
-        raise InvalidRequest(
-            "Values of this file lie deeper within each other than in any table; write what is within as text.",
-            nesting_max=NESTING_MAX,
-        )
+        raise _too_deep()
+
+
+def _too_deep() -> InvalidRequest:
+    return InvalidRequest(
+        "Values of this file lie deeper within each other than in any table; write what is within as text.",
+        nesting_max=NESTING_MAX,
+    )
 
 
 def _within(value: object) -> Iterable[object]:

@@ -145,3 +145,13 @@ def test_values_that_lie_very_deep_are_refused(store: Path, tmp_path: Path, dept
     done = run("load", store, "new", file, "--key", "k")
     assert done.code == 2
     assert "deeper within each other" in done.err or "can't be read" in done.err
+
+
+@pytest.mark.parametrize("table", ["new", "t"])
+@pytest.mark.parametrize("depth", [2_000, 50_000])
+def test_values_that_lie_very_deep_in_an_array_are_refused(store: Path, tmp_path: Path, table: str, depth: int) -> None:
+    file = tmp_path / "deep.json"
+    file.write_text(f'[{{"k": 1, "v": {"[" * depth}{"]" * depth}}}]')
+    done = run("load", store, table, file, *(["--key", "k"] if table == "new" else []))
+    assert done.code == 2
+    assert "deeper within each other" in done.err
