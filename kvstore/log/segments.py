@@ -181,10 +181,14 @@ class Segment:
         except OSError as error:
             raise no_file(error, self.path) or error from error
         with file:
-            size = size_of(file.fileno(), self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
-            if size != len(self._map):
+            while (size := self._size(file.fileno())) != len(self._map):
                 # The old map lives on for as long as rows are views of it.
-                self._map = mapped(file.fileno(), size, self.path)
+                with suppress(ValueError):  # its writer has cut off the zeros ahead: the file is shorter than it was
+                    self._map = mapped(file.fileno(), size, self.path)
+                    return
+
+    def _size(self, descriptor: int) -> int:
+        return size_of(descriptor, self.path, bytes_max=SEGMENT_BYTES_MAX, error=CorruptBatch)
 
     def _corrupt(self, message: str, position: Position, expected: Offset) -> CorruptBatch:
         return CorruptBatch(message, path=self.path, position=position, offset=expected)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.disk.files import Files
 from kvstore.errors import CorruptBatch, StoreFull
+from kvstore.log import segments
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import SMALL_BYTES_MAX
 from kvstore.log.segments import AHEAD_BYTES, KnownEnd, LogFiles, ends_at
@@ -205,6 +207,22 @@ def test_a_reader_survives_that_zeros_which_it_has_mapped_are_cut_off(tmp_path: 
         log.close()
         reader.say("go on")
         assert reader.hear() == "still there"
+
+
+def test_zeros_may_be_cut_off_between_a_look_at_the_size_and_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, mapped = open_log(tmp_path), segments.mapped
+    append_durably(log, 3)
+    assert last_file(tmp_path).stat().st_size > log.end.position
+
+    def after_a_cut(*given: Any) -> memoryview:
+        monkeypatch.undo()
+        log.close()
+        return mapped(*given)
+
+    monkeypatch.setattr(segments, "mapped", after_a_cut)
+    assert offsets(tmp_path) == [0, 1, 2]
 
 
 def _write_and_wait(pipe: Pipe, path: Path) -> None:
