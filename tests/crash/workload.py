@@ -215,7 +215,9 @@ class _Worker:
         elif step.kind == "flush":
             store.flush()
         elif step.kind == "snapshot":
-            store.table(TABLE).snapshot()
+            table = store.table(TABLE)
+            table.snapshot()
+            table.bucket(0).handle.retain()  # now, whatever the thread that also looks has time for
         elif step.kind == "idle":
             time.sleep(IDLE_SECONDS)
 
