@@ -9,7 +9,9 @@ import asyncio
 import csv
 import dataclasses
 import datetime as dt
+import enum
 import tempfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +29,17 @@ from kvstore.errors import SchemaMismatch
 Use = Callable[[kvstore.Store, kvstore.Table], object]
 USES: list[Use] = []
 ROWS = [{"path": "a", "size": 1}, {"path": "b", "size": 20}, {"path": "c", "size": None}]
+
+
+class Kind(enum.Enum):
+    PAGE = "page"
+
+
+@dataclasses.dataclass
+class Visit:
+    id: uuid.UUID
+    kind: Kind
+    pages: dict[str, int]
 
 
 def use(function: Use) -> Use:
@@ -457,6 +470,18 @@ def duckdb_scans_a_table(store, files):
 def a_result_of_duckdb_is_stored(store, files):
     files.upsert(duckdb.connect().sql("SELECT 'd' AS path, 4 AS size").to_arrow_table())
     assert files["d"]["size"] == 4
+
+
+# Types of Python
+
+
+@use
+def an_object_that_was_written_is_made_of_its_row(store, files):
+    visits = store.create_table("visits", Visit, primary_key="id")
+    visit = Visit(uuid.uuid4(), Kind.PAGE, {"/": 2})
+    visits.upsert(visit)
+    assert visits.get(visit.id, into=Visit) == visit
+    assert visits[visit.id] == {"id": str(visit.id), "kind": "page", "pages": {"/": 2}}
 
 
 # Files

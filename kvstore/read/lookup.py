@@ -21,6 +21,7 @@ from logformat.checksum import key_sums
 from logformat.ids import BucketId
 from logformat.rows import intake
 from logformat.rows.few.single_row import SingleRowCodec
+from logformat.rows.python_rows import rows_of
 
 FOUND = "_found"
 
@@ -106,7 +107,7 @@ class SingleReads:
         definition = self._current()
         key_rows = intake.key_rows([key], layout_of(definition).key_schema)
         found_rows = rows_of_keys(self._handles, lambda: self._latest().named_as(definition), key_rows)
-        row: dict[str, Any] = found_rows.to_pylist()[0]
+        row = next(rows_of(found_rows, definition.schema))
         return row if row.pop(FOUND) else None
 
 

@@ -151,9 +151,9 @@ class Store(AlteredTables, ReadStore):
 
         Args:
             name: Up to 255 bytes of printable text without ``$``.
-            schema: Columns: a ``pyarrow.Schema``, a dict such as ``{"path": "string", "size": "int64"}``, a dataclass
-                or a pydantic model; docs/types.md lists the types. Columns take nulls unless their type's name ends
-                with `` not null``; those with a type of Python only if it has ``| None``.
+            schema: Columns: a ``pyarrow.Schema``, a dict such as ``{"path": "string", "size": "int64"}``, a dataclass,
+                a pydantic model or a TypedDict; docs/types.md lists the types. Columns take nulls unless their type's
+                name ends with `` not null``; those with a type of Python only if it has ``| None``.
             primary_key: Key columns in key order; None for a log table, which is only appended to.
             buckets: Parts of the table, 1 to 1,024, each with a log of its own; they are written and read in parallel.
                 A process has about eight files open for each it uses.

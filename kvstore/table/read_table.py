@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 from uuid import UUID
 
 import pyarrow as pa
@@ -31,14 +31,18 @@ from kvstore.read.time_travel import check_undoable
 from kvstore.request.partition import buckets_of_rows, place_in
 from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access, Opened
+from kvstore.table.declared_schema import check_class, made_of
 from kvstore.table.reading import Reading, names_of
 from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, Offset
 from logformat.rows import intake
 from logformat.rows.intake import Keys
+from logformat.rows.python_rows import rows_of
 
 if TYPE_CHECKING:
     from kvstore.table.dataset import Read, TableDataset
+
+Made = TypeVar("Made")
 
 SHOWN_ROWS = 10
 """Number of rows that a notebook shows of a table."""
@@ -101,16 +105,27 @@ class ReadTable:
 
     # Rows
 
-    def get(self, key: Keys) -> dict[str, Any] | None:
+    @overload
+    def get(self, key: Keys, *, into: None = None) -> dict[str, Any] | None: ...
+
+    @overload
+    def get(self, key: Keys, *, into: type[Made]) -> Made | None: ...
+
+    def get(self, key: Keys, *, into: type[Any] | None = None) -> Any:
         """The row of a key, or None.
 
         Args:
             key: A scalar, a tuple in key order, or a dict.
+            into: A dataclass, a pydantic model or a TypedDict: the row as one of these instead of a dict. Columns that
+                it does not have are left out; UUIDs and members of enumerations are made of what is stored.
 
         Raises:
-            SchemaMismatch: The key does not fit.
+            SchemaMismatch: The key does not fit, or the row does not fit into the class.
+            InvalidRequest: ``into`` is no such class.
             CorruptData: The row is damaged.
         """
+        if into is not None:
+            return self._got_into(key, into)
         reading = self._reading
         if next(reading.gets) % GETS_TIMED:
             reading.access.check_open()
@@ -120,6 +135,11 @@ class ReadTable:
         row = reading.single.get(key, definition)
         reading.meter.get.since(began)
         return row
+
+    def _got_into(self, key: Keys, into: type[Any]) -> Any:
+        check_class(into)
+        row = self.get(key)
+        return None if row is None else made_of(row, into)
 
     def __getitem__(self, key: Keys) -> dict[str, Any]:
         row = self.get(key)
@@ -511,7 +531,8 @@ class ReadTable:
         return True  # an empty table is a table
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (row for batch in self.scan() for row in batch.to_pylist())
+        reader = self.scan()
+        return (row for batch in reader for row in rows_of(batch, reader.schema))
 
     def __repr__(self) -> str:
         name = self._reading.catalog.name

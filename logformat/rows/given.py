@@ -6,15 +6,18 @@ No library is imported for this: data of a library that the program has not impo
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from logformat.errors import SchemaMismatch
 
+_AS_DECLARED = {"by_alias": False, "exclude_computed_fields": True}
 _UNNAMED_INDEX = re.compile(r"__index_level_\d+__")
 
 
@@ -52,14 +55,25 @@ def unnamed_index(schema: pa.Schema) -> set[str]:
 
 
 def row_of(row: Any) -> Any:
-    """A dataclass or a pydantic model as a dict; anything else as it is."""
+    """A dataclass or a pydantic model as a dict of its fields; anything else as it is.
+
+    Models within a dataclass stay what they are; the column that takes them converts them.
+    """
     if isinstance(row, (Mapping, type)):
         return row
     if dataclasses.is_dataclass(row):
         return dataclasses.asdict(row)  # type: ignore[arg-type]  # classes are excluded above
-    if callable(getattr(type(row), "model_dump", None)):
-        return row.model_dump()
+    kind: Any = type(row)
+    if callable(getattr(kind, "model_dump", None)):
+        return row.model_dump(**_dumped(kind))
     return row
+
+
+@lru_cache(maxsize=64)
+def _dumped(model: Any) -> dict[str, bool]:
+    """How a model becomes a dict of its fields, by their names; versions of pydantic take different arguments."""
+    taken = inspect.signature(model.model_dump).parameters
+    return {name: given for name, given in _AS_DECLARED.items() if name in taken}
 
 
 def is_row(data: Any) -> bool:

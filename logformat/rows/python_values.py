@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from logformat.errors import SchemaMismatch
 from logformat.rows.arrow_values import as_type, list_of, map_of, struct_of
+from logformat.rows.given import row_of
 
 Kinds = tuple[type, ...]
 
@@ -45,6 +46,9 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
         return _column_of_scalars(values, stored)
     if pa.types.is_string(stored) and any(issubclass(kind, float) for kind in kinds) and any(map(_is_nan, values)):
         raise SchemaMismatch("This column of text has NaN, which is a number; give None for null.")
+    if pa.types.is_struct(stored) and not all(issubclass(kind, Mapping) for kind in kinds):
+        values = list(map(row_of, values))
+        kinds = set(map(type, values)) - {type(None)}
     for is_one, taken, but, build in _TAKEN:
         if is_one(stored):
             if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):

@@ -40,6 +40,9 @@ PLAIN_TYPES = {
 }
 """Stored types that are neither lists, maps nor structs, by their names."""
 
+DICT_KEY = "dict_key"
+"""Name of the keys' field of a map that was declared as a ``dict`` of Python, which reads give back as a dict."""
+
 _DROPPED = "\x7f"
 """Not printable, so no column that is there begins with it."""
 
@@ -134,6 +137,16 @@ def is_list_like(given: pa.DataType) -> bool:
         or types.is_list_view(given)
         or types.is_large_list_view(given)
     )
+
+
+def dict_of(key: pa.DataType, value: pa.Field) -> pa.MapType:
+    """The type of maps that are read as dicts."""
+    return pa.map_(pa.field(DICT_KEY, key, False), value)
+
+
+def is_dict(kind: pa.DataType) -> bool:
+    """Whether this is such a type."""
+    return bool(pa.types.is_map(kind)) and kind.key_field.name == DICT_KEY
 
 
 def is_variable(stored: pa.DataType) -> bool:

@@ -1,7 +1,7 @@
 """Decoder of single records (docs/format.md, Record) to Python's values, without Arrow or numpy.
 
-It gives what ``logformat.rows.record`` and Arrow's ``to_pylist`` give, for every stored type. For one row, a call of
-theirs costs more than everything here.
+It gives what ``logformat.rows.record`` and :mod:`logformat.rows.python_rows` give, for every stored type. For one row,
+a call of theirs costs more than everything here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from logformat.errors import CorruptData
 from logformat.rows.few.plain_values import struct_code, value_of_number
-from logformat.rows.schema import is_variable
+from logformat.rows.schema import is_dict, is_variable
 
 _COUNT = struct.Struct("<I")
 _VARIABLE = struct.Struct("<?I")
@@ -86,13 +86,15 @@ def _maps(kind: pa.MapType) -> Callable[[bytes], Any]:
     # Its elements are structs, which are never null.
     entries, entry = _elements(pa.binary()), SingleRecord([kind.key_type, kind.item_type])
 
-    def decode(stored: bytes) -> list[tuple[Any, Any]] | None:
+    as_declared: Callable[[list[Any]], Any] = dict if is_dict(kind) else list
+
+    def decode(stored: bytes) -> Any:
         if not stored:
             return None
         pairs = [tuple(entry.decode(each)[1:]) for each in entries(stored)]
         if any(key is None for key, _ in pairs):
             raise CorruptData("A key of a stored map is null; run `kvstore check`.")
-        return pairs
+        return as_declared(pairs)
 
     return decode
 

@@ -1,7 +1,7 @@
 """Codec of single keys and rows without Arrow or numpy, where one call costs more than everything here.
 
 The bytes are the same as those of ``logformat.rows.keys`` and ``logformat.rows.rows``, which handle whole columns; the
-values are those that Arrow's ``to_pylist`` gives.
+values are those of :mod:`logformat.rows.python_rows`.
 """
 
 from __future__ import annotations
