@@ -3,6 +3,7 @@
 import kvstore.disk.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
 
 # isort: split
+from kvstore.backup.backup import Backup
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.commit.consumers import Consumer, Lease
@@ -49,6 +50,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregate",
     "AppendResult",
+    "Backup",
     "Bucket",
     "BucketLog",
     "BucketReport",

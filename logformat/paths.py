@@ -9,6 +9,8 @@ from logformat.errors import CorruptImage
 from logformat.ids import BucketId, JobId, Offset, TableId, Txid
 
 STORE_FILE = "STORE"
+UNFINISHED_BACKUP = "STORE.backup"
+"""Name of ``STORE`` in a backup that is being made; a directory with it is no store yet."""
 JOURNAL = Path("meta/journal")
 UNFINISHED_JOURNAL = Path("meta/journal.tmp")
 EDIT_LOCK = Path("meta/journal/LOCK")

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 import kvstore
 from kvstore.cli import replica, shared
 from kvstore.cli.arguments import examples
+from kvstore.cli.backup import backup
 from kvstore.cli.check import check
 from kvstore.cli.compact import compact
 from kvstore.cli.demo.command import demo
@@ -147,6 +148,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "check /data/store --repair --from s3://bucket/store",
     ),
     compact: ("compact /data/store", "compact /data/store files"),
+    backup: ("backup /data/store /backups/store-2026-01-31",),
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
     ui: ("ui /data/store", "ui /data/store --port 9000 --no-browser"),
     doctor: ("doctor", "doctor --json"),

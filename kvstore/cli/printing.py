@@ -113,6 +113,12 @@ def print_records(names: Sequence[str], records: Sequence[Mapping[str, Any]], *,
         print_table(names, [[record[name] for name in names] for record in records])
 
 
+def print_ends(found: Mapping[str, Mapping[int, int]]) -> None:
+    """Print how far each bucket of a copy reaches."""
+    rows = [[table, bucket, end] for table, ends in found.items() for bucket, end in ends.items()]
+    print_table(["table", "bucket", "end"], rows)
+
+
 def cell(value: Any) -> str:
     """A value in its JSON form for people: text without quotes, and ``null`` for a null."""
     if value is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ import typer
 import kvstore
 from kvstore.arguments import shown, time_of
 from kvstore.cli.arguments import AsJson, Directory, Url, opened_store
-from kvstore.cli.printing import print_facts, print_json, print_line, print_records, print_table
+from kvstore.cli.printing import print_ends, print_facts, print_json, print_line, print_records, print_table
 from kvstore.cli.progress import Bar
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
@@ -120,7 +119,7 @@ def restore(
     if as_json:
         print_json({"txid": done.txid, "ends": done.ends})
     else:
-        _print_ends(done.ends)
+        print_ends(done.ends)
 
 
 def follow(
@@ -196,7 +195,7 @@ def promote(path: Directory, as_json: AsJson = False) -> None:
         print_json(asdict(done))
     else:
         print_facts({"txid": done.txid, "leader_epoch": done.leader_epoch})
-        _print_ends(done.ends)
+        print_ends(done.ends)
         for name, reason in done.unreached.items():
             print_line(
                 f"warning: replica {name} could not be reached; a leader that only reaches it continues: {reason}"
@@ -260,11 +259,6 @@ def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) ->
         _print_findings(name, report.findings)
     if not report:
         raise typer.Exit(1)
-
-
-def _print_ends(found: Mapping[str, Mapping[int, int]]) -> None:
-    rows = [[table, bucket, end] for table, ends in found.items() for bucket, end in ends.items()]
-    print_table(["table", "bucket", "end"], rows)
 
 
 def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -> None:

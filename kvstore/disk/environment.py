@@ -372,15 +372,18 @@ class Environment:
         except lmdb.Error as error:
             raise StoreFull("The index can't grow any more.", path=self.directory, reason=str(error)) from error
 
-    def copy_to(self, descriptor: int) -> None:
-        """Write the last commit, without free pages, to a new file; not durable yet. The map can't grow meanwhile.
+    def copy_to(self, descriptor: int, transaction: Transaction | None = None) -> None:
+        """Write a commit, without free pages, to a new file; not durable yet. The map can't grow meanwhile.
+
+        Args:
+            transaction: A read transaction that shows it; None for the last commit.
 
         Raises:
             StoreFull: The disk is full, or refuses otherwise.
         """
         with self.read():
             try:
-                self._env.copyfd(descriptor, compact=True)
+                self._env.copyfd(descriptor, compact=True, txn=transaction)
             except lmdb.MemoryError as error:
                 raise self._named(error) from error
             except (lmdb.DiskError, OSError) as error:

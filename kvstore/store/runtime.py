@@ -448,6 +448,10 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
         return store
     if path.is_file():
         raise NotAStore("This is a file; a store is a directory.", path=path)
+    if (path / paths.UNFINISHED_BACKUP).exists():
+        raise NotAStore(
+            "This is an unfinished backup; make it again, which continues it, or remove the directory.", path=path
+        )
     if read_only:
         raise NotAStore(
             "There is no store here; check the path. `kvstore init DIR`, or opening it for writing, creates one.",

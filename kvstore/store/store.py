@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, overload
 
 from kvstore.arguments import column_names, integer, integer_within, path_of, printable, shown
+from kvstore.backup.backup import Backup, back_up
 from kvstore.checkpoint.controller import Checkpoint
 from kvstore.checkpoint.health import Health
 from kvstore.clock import Clock, SystemClock
@@ -388,6 +389,31 @@ class Store(AlteredTables, ReadStore):
         """
         self._session.check_open()
         return metrics(self.runtime, format)
+
+    def backup(
+        self, path: str | os.PathLike[str], progress: Callable[[int, int], object] = lambda _done, _total: None
+    ) -> Backup:
+        """Copy the store into a directory while writing goes on; the copy is a store, which :func:`kvstore.open` opens.
+
+        It has everything acknowledged before the call, of other processes what they have published. No commit over
+        several buckets is in it in part. All checksums of its logs and the pages of its indexes are verified. It has no
+        replicas, and takes no writes of this store's replicas or followers.
+
+        Args:
+            path: A new or empty directory on a local disk, outside of the store; or one in which a backup of this store
+                was interrupted: that is continued, as of now.
+            progress: Called with the approximate number of bytes that are copied, and of all.
+
+        Raises:
+            NotAStore: The directory is something else. Nothing was written.
+            StoreLocked: Another backup is being made there; or another process writes a table with commits over several
+                buckets and does not hand it over.
+            CorruptData: The store is damaged.
+            StoreFull, LogFailed: The disk refuses. After this and any other error the directory is no store, and the
+                same call continues.
+        """
+        self._session.check_writable()
+        return back_up(self.runtime, path_of(path), progress)
 
     def flush(self) -> None:
         """Make all acknowledged changes of all tables durable, and visible to every process."""

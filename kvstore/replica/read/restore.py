@@ -12,25 +12,23 @@ import datetime as dt
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from uuid import uuid4
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
-from kvstore.meta.consumers import moved_back
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
 from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
 from kvstore.replica.follow.bucket_files import write_bucket
-from kvstore.replica.follow.catalog_files import write_catalog
+from kvstore.replica.follow.catalog_files import write_copied_catalog
 from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.source import Source, check_table
 from kvstore.store.runtime import opened
 from logformat import paths
 from logformat.catalog import store_file
-from logformat.catalog.edits import BeginEpoch, DropReplica, Edit, EndCommit, EndTask, PauseJob, Payload
+from logformat.catalog.edits import Edit, EndTask, PauseJob, Payload
 from logformat.catalog.replicas import Stream
 from logformat.catalog.store_file import StoreFile
 from logformat.ids import Epoch, Txid, WriterId
@@ -116,7 +114,7 @@ class Restore:
             for definition in state.tables.values():
                 for stream in streams_of(definition):
                     write_bucket(path, self._source, stream, definition, cut.ends[stream], self._files)
-            self._write_catalog(path, state, cut)
+            write_copied_catalog(path, self._source.store.store_id, state, cut.ends, self._files, self._clock)
             self._files.publish(path / paths.STORE_FILE, store_file.encode(self._source.store))
         self._build_indexes(path)
         ends = {
@@ -221,19 +219,6 @@ class Restore:
             "The replica starts after this time; restore to a later one.",
             earliest=(_EPOCH + dt.timedelta(milliseconds=earliest_ms)).isoformat(timespec="milliseconds"),
         )
-
-    def _write_catalog(self, path: Path, state: CatalogState, cut: StoreCut) -> None:
-        payloads: list[Payload] = [DropReplica(name=name) for name in state.replicas]
-        for id, writers in state.writers.items():
-            payloads += [EndCommit(table_id=id, commit_id=commit.commit_id) for commit in writers.commits]
-        for id, consumers in state.consumers.items():
-            ends = {int(stream.bucket): cut.ends[stream] for stream in streams_of(state.tables[id])}
-            payloads += moved_back(id, consumers, ends)
-        for payload in payloads:
-            state = state.after(self._edit(state, payload, state.leader_epoch))
-        begin = self._edit(state, BeginEpoch(leader=uuid4().hex), Epoch(state.leader_epoch + 1))
-        self._files.make_directory(path / paths.JOURNAL.parts[0])
-        write_catalog(path, self._source.store.store_id, state.after(begin), begin, self._files, self._clock)
 
     def _build_indexes(self, path: Path) -> None:
         leadership = ReplicaLeadership(self._clock)

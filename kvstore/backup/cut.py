@@ -1,0 +1,120 @@
+"""One moment of a store, held by read transactions while writing goes on.
+
+* No commit over several buckets is in some of them only: tables that have such commits are taken for the moment in
+  which the transactions begin, so none is under way.
+* The catalog is as of after the moment, so it has the schema and the writer of every batch before it. A table that was
+  created since is not in the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.handle import BucketHandle
+from kvstore.disk.environment import Environment, Transaction
+from kvstore.errors import StoreClosed
+from kvstore.index.index import View
+from kvstore.log.segments import LogEnd, LogFiles
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.store.runtime import StoreRuntime
+from logformat.catalog.edits import DropTable, Edit
+from logformat.catalog.replicas import Stream
+from logformat.ids import BucketId, Offset, TableId, Txid
+
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCut:
+    """One bucket as of the moment.
+
+    Attributes:
+        end: Where its log ends.
+        environment, transaction: Its index, as the transaction shows it.
+    """
+
+    place: BucketPlace
+    end: LogEnd
+    environment: Environment
+    transaction: Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A store as of the moment: its catalog, and all buckets of all tables."""
+
+    state: CatalogState
+    buckets: Mapping[Stream, BucketCut]
+
+
+@contextmanager
+def cut_of(runtime: StoreRuntime) -> Iterator[Cut]:
+    """Hold a moment of a store.
+
+    Raises:
+        StoreLocked: Another process writes a table with commits over several buckets, and does not hand it over.
+        StoreError: The store was closed, or is damaged.
+    """
+    while True:
+        with ExitStack() as held:
+            taken = _with_commits(runtime.catalog())
+            with ExitStack() as turns:
+                for definition in taken.values():
+                    turns.enter_context(runtime.open_table(definition).commits.turn())
+                buckets = {
+                    Stream(definition.id, BucketId(bucket)): _bucket_cut(handle, held)
+                    for definition in runtime.catalog().tables.values()
+                    for bucket, handle in enumerate(runtime.open_table(definition).handles)
+                }
+                state = runtime.catalog()
+            if _with_commits(state).keys() <= taken.keys():
+                yield _cut(state, buckets)
+                return
+
+
+def _with_commits(state: CatalogState) -> dict[TableId, TableDefinition]:
+    """Tables that have, or may soon have, commits over several buckets, in the order in which they are taken."""
+    return {
+        id: state.tables[id]
+        for id in sorted(state.tables)
+        if state.tables[id].buckets > 1
+        and any(writer.kind == "epochs" for writer in state.writers_of(id).named.values())
+    }
+
+
+def _cut(state: CatalogState, buckets: Mapping[Stream, BucketCut]) -> Cut:
+    there = {stream.table_id for stream in buckets}
+    for id in state.tables.keys() - there:
+        payload = DropTable(table_id=id)
+        state = state.after(Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=0, payload=payload))
+    return Cut(state, {stream: bucket for stream, bucket in buckets.items() if stream.table_id in state.tables})
+
+
+def _bucket_cut(handle: BucketHandle, held: ExitStack) -> BucketCut:
+    for _ in range(_TRIES - 1):
+        try:
+            return _begun(handle, held)
+        except StoreClosed:
+            pass  # the index was closed or replaced meanwhile; of a closed store, the next look is refused
+    return _begun(handle, held)
+
+
+def _begun(handle: BucketHandle, held: ExitStack) -> BucketCut:
+    handle.flush()
+    environment = handle.reader().environment
+    transaction = held.enter_context(environment.read())
+    state = View(transaction).state()
+    end = LogEnd(state.synced_base, state.synced_position, state.synced_offset)
+    for found in handle.log.batches(state.synced_offset, state.applied_offset):  # seldom: a commit syncs the log
+        base = max(each for each in handle.log.bases() if each <= found.header.base_offset)
+        end = LogEnd(base, found.end, found.header.next_offset)
+    return BucketCut(handle.place, end, environment, transaction)
+
+
+def log_of(bucket: BucketCut) -> tuple[LogFiles, list[Offset]]:
+    """The log of a bucket, and base offsets of the segments before its end."""
+    log = LogFiles(bucket.place.log, bucket.place.identity)
+    return log, [base for base in log.bases() if base <= bucket.end.base]

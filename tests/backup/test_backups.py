@@ -1,0 +1,303 @@
+"""Backups: a store as of one moment, while it is written; whole, continued, or refused by name."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.backup.backup import back_up
+from kvstore.errors import CorruptData, NotAStore, StoreLocked
+from tests.conftest import OpenStore
+from tests.support.processes import Child, Pipe
+from tests.support.repairs import Dying, Killed
+from tests.support.tables import rows_of
+
+SCHEMA = {"k": "int64", "v": "int64", "text": "string"}
+OPTIONS = {"segment_bytes_max": 1 << 20}
+
+
+def row(k: int, v: int) -> dict[str, Any]:
+    return {"k": k, "v": v, "text": "x" * 200}
+
+
+def changes_of(table: kvstore.Table) -> list[dict[str, Any]]:
+    return [each for batch in table.changelog() for each in batch.to_pylist()]
+
+
+def seen(store: kvstore.Store) -> dict[str, Any]:
+    """What a user sees of a store, but for its replicas."""
+    tables = {name: store[name] for name in store.list_tables()}
+    return {
+        "rows": {name: None if each.primary_key is None else rows_of(each) for name, each in tables.items()},
+        "changes": {name: changes_of(each) for name, each in tables.items()},
+        "schemas": {name: each.schema for name, each in tables.items()},
+        "offsets": {name: each.offsets() for name, each in tables.items()},
+        "consumers": store.consumers,
+    }
+
+
+def fill(store: kvstore.Store) -> None:
+    """Tables of all kinds, several segments and a snapshot."""
+    parts = store.create_table("parts", SCHEMA, "k", buckets=3)
+    random = Random(7)
+    for epoch in range(12):
+        rows = [("upsert", row(random.randrange(100), epoch)) for _ in range(30)]
+        parts.apply_epoch(kvstore.Changes.of(rows, parts.schema), "w", epoch)
+    log = store.create_table("log", SCHEMA, None, compression=None, retention=dt.timedelta(days=1))
+    for step in range(60):
+        log.upsert([row(k, step) for k in range(100)])
+    log.snapshot()
+    store.add_columns("log", [pa.field("more", pa.int8())])
+    log.upsert({**row(1, 1), "more": 3})
+    store.create_table("empty", SCHEMA, "k")
+    store.consumer("reader").commit("parts", {0: 1, 1: 2, 2: 3})
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_backup_is_the_store_as_it_was(tmp_path: Path, reads: bool) -> None:
+    told: list[tuple[int, int]] = []
+    with kvstore.open(tmp_path / "s", **OPTIONS) as store:
+        fill(store)
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+        truth = seen(store)
+        done = store.backup(tmp_path / "b", lambda *each: told.append(each))
+        assert done.ends == {name: {b: end for b, (_, end) in each.items()} for name, each in truth["offsets"].items()}
+        assert told[0][0] == 0
+        assert told[-1] == (done.bytes, done.bytes)
+        assert [each for each, _ in told] == sorted(each for each, _ in told)
+        store["parts"].upsert(row(1, -1))
+        store.drop_table("log")
+        with kvstore.open(tmp_path / "b", read_only=reads) as backup:
+            assert seen(backup) == truth
+            assert backup.check()
+            assert backup.replicas == {}
+    with kvstore.open(tmp_path / "b") as backup:
+        parts = backup["parts"]
+        again = kvstore.Changes.of([("upsert", row(1, 1))], parts.schema)
+        assert parts.apply_epoch(again, "w", 11).duplicated
+        assert not parts.apply_epoch(again, "w", 12).duplicated
+        backup.create_table("new", SCHEMA, "k").upsert(row(1, 1))
+        assert backup.check()
+    shutil.rmtree(tmp_path / "b/tables/2/0/index")  # what is derived can be made again
+    with kvstore.open(tmp_path / "b") as backup:
+        backup["log"].upsert(row(1, 1))
+        assert backup.check()
+
+
+def test_a_log_that_has_expired_comes_with_its_snapshot(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", **OPTIONS, log_bytes_max=1 << 20) as store:
+        table = store.create_table("t", SCHEMA, "k", compression=None)
+        for step in range(100):
+            table.upsert([row(k, step) for k in range(100)])
+        for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
+            handle.retain()
+        assert table.offsets()[0][0] > 0
+        truth = seen(store)
+        store.backup(tmp_path / "b")
+    shutil.rmtree(tmp_path / "b/tables/1/0/index")
+    with kvstore.open(tmp_path / "b") as backup:
+        for handle in backup.runtime.open_table(backup.runtime.definition("t")).handles:
+            handle.write()  # makes the index again
+        assert seen(backup) == truth
+
+
+@contextmanager
+def writing(store: kvstore.Store) -> Iterator[None]:
+    """Writes in the background: epochs over all buckets, whose rows all have their number, and single rows."""
+    ends, parts, single = threading.Event(), store["parts"], store["single"]
+
+    def write() -> None:
+        epoch = 0
+        while not ends.is_set():
+            rows = [("upsert", row(k, epoch)) for k in range(12)]
+            parts.apply_epoch(kvstore.Changes.of(rows, parts.schema), "w", epoch)
+            single.upsert(row(epoch, epoch))
+            epoch += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+def check_whole(path: Path) -> int:
+    """Check a backup that was made beside :func:`writing`; returns its number of epochs."""
+    with kvstore.open(path) as backup:
+        (epoch,) = {each["v"] for each in rows_of(backup["parts"])} or {-1}
+        assert [each["k"] for each in rows_of(backup["single"])] == list(range(len(backup["single"])))
+        assert abs(len(backup["single"]) - epoch) <= 1
+        assert backup.check()
+    return epoch
+
+
+def test_a_backup_has_no_commit_in_part(open_store: OpenStore, tmp_path: Path) -> None:
+    store = open_store()
+    store.create_table("parts", SCHEMA, "k", buckets=4)
+    store.create_table("single", SCHEMA, "k")
+    with writing(store):
+        for number in range(5):
+            store.backup(tmp_path / f"b{number}")
+    epochs = [check_whole(tmp_path / f"b{number}") for number in range(5)]
+    assert epochs == sorted(epochs)
+
+
+def write_until_killed(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store, writing(store):
+        pipe.send("began")
+        pipe.recv()
+
+
+def test_a_backup_beside_a_process_that_writes(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("parts", SCHEMA, "k", buckets=2)
+        store.create_table("single", SCHEMA, "k")
+    with Child(write_until_killed, tmp_path / "s") as child:
+        child.hear()
+        with kvstore.open(tmp_path / "s") as store:
+            for number in range(3):
+                store.backup(tmp_path / f"b{number}")
+    for number in range(3):
+        check_whole(tmp_path / f"b{number}")
+
+
+def _without_store(path: Path) -> None:
+    """Opening the directory says what it is, and writes nothing."""
+    before = sorted(path.rglob("*"))
+    for reads in (True, False):
+        with pytest.raises(NotAStore, match="unfinished backup"):
+            kvstore.open(path, read_only=reads)
+    assert sorted(path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
+def test_a_backup_that_is_killed_anywhere_is_refused_and_continued(tmp_path: Path, every: int) -> None:
+    with kvstore.open(tmp_path / "s", **OPTIONS) as store:
+        fill(store)
+        calls, ends = 1, False
+        while not ends:
+            path = tmp_path / f"b{calls}"
+            try:
+                back_up(store.runtime, path, lambda *_: None, Dying(calls))
+                ends = True
+            except Killed:
+                store["parts"].upsert(row(calls % 5, calls))  # it is continued as of later
+            if not (path / "STORE").exists() and (path / "STORE.backup").exists():
+                _without_store(path)
+            truth = seen(store)
+            if not (path / "STORE").exists():
+                store.backup(path)
+                with kvstore.open(path, read_only=True) as backup:
+                    assert seen(backup) == truth, calls
+            with kvstore.open(path) as backup:
+                assert backup.check(), calls
+            shutil.rmtree(path)
+            calls += every
+
+
+def test_what_was_copied_stays(tmp_path: Path) -> None:
+    calls = count()
+
+    def dies(_done: int, _total: int) -> None:
+        if next(calls) == 3:  # after the beginning and two segments
+            raise Killed
+
+    def copied() -> dict[str, int]:
+        return {each.name: each.stat().st_ino for each in (tmp_path / "b/tables/1/0/log").glob("*.log")}
+
+    with kvstore.open(tmp_path / "s", **OPTIONS) as store:
+        table = store.create_table("t", SCHEMA, "k", compression=None)
+        for step in range(200):
+            table.upsert([row(k, step) for k in range(100)])
+        with pytest.raises(Killed):
+            back_up(store.runtime, tmp_path / "b", dies)
+        before = copied()
+        assert len(before) == 3
+        table.upsert(row(1, -1))
+        store.backup(tmp_path / "b")
+        assert len(copied()) > 3
+        assert copied() == copied() | before
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert seen(backup) == truth
+        assert backup.check()
+
+
+def test_tables_that_were_dropped_since_an_interrupted_backup_are_not_in_it(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        fill(store)
+        with pytest.raises(Killed):
+            back_up(store.runtime, tmp_path / "b", lambda *_: None, Dying(120))
+        store.drop_table("parts")
+        store.create_table("new", SCHEMA, "k").upsert(row(1, 1))
+        store.backup(tmp_path / "b")
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert seen(backup) == truth
+        assert backup.check()
+    assert not (tmp_path / "b/tables/1").exists()
+
+
+def test_a_wrong_place_is_refused_and_stays(store: kvstore.Store, tmp_path: Path) -> None:
+    store.create_table("t", SCHEMA, "k").upsert(row(1, 1))
+    other = tmp_path / "other"
+    kvstore.open(other).close()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    with kvstore.open(other) as source, pytest.raises(Killed):
+        back_up(source.runtime, tmp_path / "unfinished", lambda *_: None, Dying(9))
+    before = {each: each.stat().st_mtime_ns for each in tmp_path.rglob("*")}
+    for path, message in (
+        (other, "new or empty"),
+        (tmp_path / "full", "new or empty"),
+        (tmp_path / "file", "this is a file"),
+        (tmp_path / "no/where", "parent directory"),
+        (store.path, "outside of the store"),
+        (store.path / "b", "outside of the store"),
+        (tmp_path / "unfinished", "backup of another store"),
+    ):
+        with pytest.raises(NotAStore, match=message):
+            store.backup(path)
+    with pytest.raises(kvstore.errors.InvalidRequest, match="object store"):
+        store.backup("s3://bucket/backup")
+    assert {each: each.stat().st_mtime_ns for each in tmp_path.rglob("*")} == before
+
+
+def test_two_backups_at_one_place_at_once(store: kvstore.Store, tmp_path: Path) -> None:
+    store.create_table("t", SCHEMA, "k").upsert(row(1, 1))
+
+    def progress(done: int, _: int) -> None:
+        if not done:
+            with pytest.raises(StoreLocked, match="Another backup"):
+                store.backup(tmp_path / "b")
+
+    store.backup(tmp_path / "b", progress)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert backup.check()
+
+
+def test_damage_is_not_copied(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([row(k, 1) for k in range(100)])
+        (log,) = (tmp_path / "s/tables/1/0/log").glob("*.log")
+        with log.open("r+b") as file:
+            file.seek(200)
+            file.write(b"\xff\xff\xff")
+        with pytest.raises(CorruptData):
+            store.backup(tmp_path / "b")
+    with pytest.raises(NotAStore, match="unfinished backup"):
+        kvstore.open(tmp_path / "b")
