@@ -1,6 +1,6 @@
 """kvstore: an embedded primary-key table for Python that writes its own changelog."""
 
-import kvstore.disk.platforms  # noqa: F401 - refuses Windows, before an import fails that does not say so
+import kvstore.disk.platforms  # noqa: F401 - refuses what would fail later without saying why, such as Windows
 
 # isort: split
 from kvstore.backup.backup import Backup

@@ -72,6 +72,44 @@ def test_windows_is_refused_by_name() -> None:
     assert done.stderr.splitlines()[-1].startswith("ImportError: kvstore does not run on Windows")
 
 
+def test_python_without_the_gil_is_refused_by_name() -> None:
+    code = "import sys; sys._is_gil_enabled = lambda: False; import kvstore"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: kvstore was never run without the GIL of Python; set")
+
+
+@pytest.mark.parametrize("name", ["writer.py", "logformat.py", "merge_engines/__init__.py"])
+@pytest.mark.parametrize("is_imported_first", [True, False])
+def test_a_file_of_the_user_with_the_name_of_a_package_is_named(
+    tmp_path: Path, name: str, is_imported_first: bool
+) -> None:
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("")
+    package = name.partition("/")[0].removesuffix(".py")
+    (tmp_path / "program.py").write_text(f"import {package}\n" * is_imported_first + "import kvstore")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: kvstore has a package `{package}`, but Python finds {own} under that name; rename that file, or"
+        " use an environment without it."
+    )
+
+
+def test_a_program_called_as_a_package_and_one_beside_a_directory_of_that_name(tmp_path: Path) -> None:
+    own = tmp_path / "writer.py"
+    own.write_text("import kvstore; print(kvstore.__name__)")
+    done = subprocess.run([sys.executable, own], capture_output=True, text=True, check=False)
+    assert f"Python finds {own}" in done.stderr
+    (tmp_path / "other/writer").mkdir(parents=True)
+    (tmp_path / "other/program.py").write_text("import kvstore; print(kvstore.__name__)")
+    done = subprocess.run([sys.executable, tmp_path / "other/program.py"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("kvstore\n", "")
+
+
 def test_where_a_full_sync_exists_every_sync_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsync, control, full = os.fsync, fcntl.fcntl, 0
 
