@@ -515,7 +515,7 @@ class BucketHandle:
     def reader(self) -> Index:
         """The index, to read its last commit."""
         with self._opening:
-            index = self._reader.ready() if self._engine is None else None
+            index = self._reader.ready() if self._engine is None else self._engine.committer.index
         return self._opened_reader() if index is None else index
 
     @uninterrupted
