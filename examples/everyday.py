@@ -156,6 +156,19 @@ def keys_that_begin_alike_are_found(store, files):
 
 
 @use
+def a_range_of_keys_is_read(store, files):
+    assert files.to_arrow(start="b", stop="d")["path"].to_pylist() == ["b", "c"]
+    assert files.to_pandas(reverse=True, limit=1)["path"].tolist() == ["c"]
+    assert [row["path"] for row in reversed(files)] == ["c", "b", "a"]
+
+
+@use
+def keys_that_begin_with_a_text_are_found(store, files):
+    files.upsert([{"path": "src/a", "size": 1}, {"path": "src/b", "size": 2}, {"path": "srcs", "size": 3}])
+    assert files.to_arrow(prefix="src/")["size"].to_pylist() == [1, 2]
+
+
+@use
 def rows_are_filtered(store, files):
     assert files.to_arrow(filter=pc.field("size") > 10)["path"].to_pylist() == ["b"]
 
@@ -199,8 +212,14 @@ def rows_are_updated_by_what_they_are(store, files):
 
 
 @use
-def a_counter_is_incremented_beside_others(store, files):
-    while not files.put_if({"path": "a", "size": files["a"]["size"] + 1}, expected=files["a"]):
+def a_counter_is_incremented(store, files):
+    assert files.increment("a", {"size": 1}) == {"path": "a", "size": 2}
+    assert files.increment("new", {"size": 5}, default={})["size"] == 5
+
+
+@use
+def a_row_is_computed_from_itself_beside_others(store, files):
+    while not files.put_if({"path": "a", "size": files["a"]["size"] * 2}, expected=files["a"]):
         pass
     assert files["a"]["size"] == 2
 

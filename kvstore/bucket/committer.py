@@ -57,7 +57,7 @@ from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallReplacement, SmallRequest, Submitted
+from kvstore.request.small import SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -85,7 +85,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
-_FEW_ROWS = SmallRequest, SmallReplacement
+_FEW_ROWS = SmallRequest, SmallConditional
 
 
 class Committer:
