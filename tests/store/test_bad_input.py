@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyarrow import csv
 
 import kvstore
 from kvstore.errors import (
@@ -459,8 +461,10 @@ class TestOpening:
                 assert store.check().ok
 
     def test_other_settings_while_open(self, store: kvstore.Store) -> None:
-        with pytest.raises(InvalidRequest, match="other settings"):
+        with pytest.raises(InvalidRequest, match="other settings") as caught:
             kvstore.open(store.path, durability="none")
+        assert caught.value.where["given"] == {"durability": "none"}
+        assert caught.value.where["there"]["durability"] != "none"
 
     def test_twice_in_a_process_is_one_store(self, store: kvstore.Store) -> None:
         table = store.create_table("t", SCHEMA, primary_key="k")
@@ -469,6 +473,44 @@ class TestOpening:
             assert table.get("a") == ROW
         table.upsert({**ROW, "n": 2})
         assert table.count() == 1
+
+    def test_handles_of_a_process_write_together(self, store: kvstore.Store) -> None:
+        table = store.create_table("t", {"k": "string", "n": "int64"}, "k")
+        with kvstore.open(store.path) as other, kvstore.open(store.path, read_only=True) as reader:
+            for each in (table, other["t"]) * 10:
+                each.increment("a", {"n": 1}, default={})
+            assert reader["t"]["a"] == other["t"]["a"] == {"k": "a", "n": 20}
+            other.rename_table("t", "u")
+            assert list(store) == list(reader) == ["u"]
+        assert store["u"]["a"]["n"] == 20
+
+
+def test_a_table_that_is_not_there_is_a_key_error(store: kvstore.Store) -> None:
+    with pytest.raises(KeyError) as caught:
+        store["nope"]
+    assert isinstance(caught.value, NoSuchTable)
+    assert str(caught.value).startswith("There is no such table. table=nope")
+    assert not isinstance(caught.value, IndexError)
+
+
+def test_what_does_not_become_a_decimal_says_how_it_does(store: kvstore.Store, tmp_path: Path) -> None:
+    file = tmp_path / "prices.csv"
+    file.write_text("k,price\na,1.50\nb,\n")
+    table = store.create_table("t", {"k": "string", "price": "decimal128(10, 2)"}, "k")
+    with pytest.raises(SchemaMismatch, match=r"column_types=\{name: pyarrow\.decimal128\(10, 2\)\}"):
+        table.upsert(csv.read_csv(file))
+    with pytest.raises(SchemaMismatch, match=r"decimal\.Decimal\(\)"):
+        table.upsert({"k": "a", "price": "1.50"})
+    assert table.count() == 0
+    types = csv.ConvertOptions(column_types={"price": pa.decimal128(10, 2)})
+    table.upsert(csv.read_csv(file, convert_options=types))
+    assert table["a"]["price"] == Decimal("1.50")
+
+
+def test_an_auto_increment_column_as_the_key_is_refused_with_what_to_do(store: kvstore.Store) -> None:
+    with pytest.raises(InvalidRequest, match=r"a UUID, or a number from a counter: counters\.increment"):
+        store.create_table("t", {"id": "int64", "n": "int64"}, "id", auto_increment="id")
+    assert list(store) == []
 
 
 def test_read_only_writes_nothing(store: kvstore.Store) -> None:
