@@ -12,6 +12,7 @@ import datetime as dt
 import tempfile
 from collections.abc import Callable
 from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 
 import duckdb
@@ -207,6 +208,15 @@ def rows_are_deleted_by_what_they_are(store, files):
 
 
 @use
+def a_table_is_emptied(store, files):
+    start = files.offsets()[0][1]
+    files.truncate()
+    assert len(files) == 0
+    files.apply(files.undo(start))
+    assert list(files) == ROWS
+
+
+@use
 def rows_are_updated_by_what_they_are(store, files):
     files.update_where(pc.field("size") > 10, {"size": pc.field("size") * 2})
     assert files["b"]["size"] == 40
@@ -398,6 +408,25 @@ def columns_are_renamed_and_dropped(store, files):
     assert files["a"] == {"path": "a", "bytes": 1}
     store.drop_columns("files", ["bytes"])
     assert files["a"] == {"path": "a"}
+
+
+@use
+def a_column_becomes_wider(store, files):
+    counts = store.create_table("counts", {"k": "string", "n": "int32"}, "k")
+    counts["a"] = {"n": 2**31 - 1}
+    store.add_columns("counts", {"wide": "int64"})
+    counts.update_where(pc.field("n").is_valid(), {"wide": pc.field("n").cast("int64")})
+    store.drop_columns("counts", ["n"])
+    store.rename_columns("counts", {"wide": "n"})
+    assert counts.increment("a", {"n": 1})["n"] == 2**31
+
+
+@use
+def a_long_key_is_a_hash(store, files):
+    pages = store.create_table("pages", {"id": "fixed_size_binary[32]", "url": "string"}, "id")
+    url = "https://example.com/" + "x" * 2_000
+    pages.upsert({"id": sha256(url.encode()).digest(), "url": url})
+    assert pages[sha256(url.encode()).digest()]["url"] == url
 
 
 @use

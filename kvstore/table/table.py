@@ -200,6 +200,23 @@ class Table(ReadTable):
         batches = of_size(iter([key_rows]), self._batch_rows_max)
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
+    def truncate(self) -> WriteResult:
+        """Remove all rows that there are now; what others write meanwhile stays.
+
+        Each row is a delete in the changelog, so that everything that follows the table loses it, too, and
+        :meth:`undo` brings all back. To be rid of rows and changes, drop the table and create it again.
+
+        Returns:
+            The results of the buckets that had rows. Many rows are removed in several batches, each of them a commit.
+
+        Raises:
+            DeletionDisabled: The table takes no deletes. Nothing was written.
+            UnsupportedOperation: It is a log table.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._reading.access.check_writable()
+        return self._apply_where(self._reading.keyed(), None, deletion())
+
     def update_where(self, where: pc.Expression, values: Mapping[str, Any]) -> WriteResult:
         """Set columns of all rows for which an expression is true now; their other columns stay as they are.
 
@@ -586,7 +603,7 @@ class Table(ReadTable):
             raise UnsupportedOperation("A log table takes whole rows; leave `columns` out.")
         return targets_of(definition, definition.schema, engine_of_table(definition), columns)
 
-    def _apply_where(self, definition: TableDefinition, where: pc.Expression, decide: Decide) -> WriteResult:
+    def _apply_where(self, definition: TableDefinition, where: pc.Expression | None, decide: Decide) -> WriteResult:
         # Read before anything is written, so that no read lasts as long as the writes.
         keys = self._reading.rows(definition, definition.primary_key, where).read_all()
         batches = of_size(iter(keys.to_batches()), self._batch_rows_max)
