@@ -61,7 +61,8 @@ def span_of(definition: TableDefinition, start: Any, stop: Any, prefix: Any, rev
         raise InvalidRequest("`reverse` is True or False.", reverse=shown(reverse))
     layout = layout_of(definition)
     first, end = (
-        None if each is None else _code(layout, prefix_row(each, layout.key_schema)) for each in (start, stop)
+        None if each is None else _code(layout, prefix_row(each, layout.key_schema, argument))
+        for argument, each in (("start", start), ("stop", stop))
     )
     # No key of the table is longer, and none is the beginning of another: a cut leaves as many keys before it.
     low = ROW if first is None else first[:KEY_BYTES_MAX]
@@ -106,13 +107,13 @@ def _divided(prefix: Any, layout: TableLayout) -> tuple[pa.RecordBatch | None, b
     return (prefix_row(values, layout.key_schema) if values else None), beginning
 
 
-def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
+def prefix_row(prefix: Any, key_schema: pa.Schema, argument: str = "prefix") -> pa.RecordBatch:
     """Values of the first columns of a key, as one row.
 
     Raises:
         SchemaMismatch: The values are not a prefix of a key, or do not fit.
     """
-    values = _by_name(prefix, key_schema)
+    values = _by_name(prefix, key_schema, argument)
     return intake.one_batch(values, pa.schema([key_schema.field(nth) for nth in range(len(values))]))
 
 
@@ -131,13 +132,15 @@ def check_not_whole(prefix: pa.RecordBatch, key_schema: pa.Schema) -> None:
         )
 
 
-def _by_name(prefix: Any, key_schema: pa.Schema) -> dict[str, Any]:
+def _by_name(prefix: Any, key_schema: pa.Schema, argument: str = "prefix") -> dict[str, Any]:
     names = key_schema.names
     if not isinstance(prefix, Mapping):
         values = list(prefix) if isinstance(prefix, (tuple, list)) else [prefix]
         prefix = dict(zip(names, values, strict=False)) if len(values) <= len(names) else dict(enumerate(values))
     if not prefix or set(prefix) != set(names[: len(prefix)]):
-        raise SchemaMismatch("A prefix needs values for the first columns of the key.", given=list(prefix), key=names)
+        raise SchemaMismatch(
+            f"`{argument}` needs values for the first columns of the key.", given=list(prefix), key=names
+        )
     return {name: prefix[name] for name in names[: len(prefix)]}
 
 

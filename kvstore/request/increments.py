@@ -104,8 +104,10 @@ def _amount(field: pa.Field, given: Any) -> Any:
             return operator.index(given)
         if types.is_floating(kind) and not isinstance(given, (bool, str)) and isfinite(given):
             return float(given)
-        if types.is_decimal(kind) and not isinstance(given, (bool, float, str)) and Decimal(given).is_finite():
-            return Decimal(given)
+        if types.is_decimal(kind) and not isinstance(given, bool):
+            amount = given if isinstance(given, Decimal) else Decimal(operator.index(given))
+            if amount.is_finite():
+                return amount
     except (TypeError, ValueError, OverflowError):
         pass
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):

@@ -171,7 +171,8 @@ class Reading:
             wanted = definition.schema.names
         handles = self.handles if within.bucket is None else [self.handles[within.bucket]]
         batch_rows = max(SCAN_ROWS // len(handles), SHORT_ROWS) if merges else SCAN_ROWS
-        if limit is not None and filter is None:
+        is_cut = limit is not None and filter is None and as_of is None  # else more rows are read than are returned
+        if limit is not None and is_cut:
             batch_rows = max(1, min(batch_rows, limit))
         places = {bucket: place_in("as_of", as_of, bucket, self.buckets) for bucket in self.buckets}
 
@@ -189,7 +190,7 @@ class Reading:
             return found if filter is None else rows_where(found, filter)
 
         with self.one_moment(as_of):
-            if limit is not None and limit <= SHORT_ROWS and filter is None and as_of is None:
+            if limit is not None and limit <= SHORT_ROWS and is_cut:
                 found = [iter(self._few(handle, definition, wanted, within, limit)) for handle in handles]
             else:
                 found = [self.held(handle, read) for handle in handles]

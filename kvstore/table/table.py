@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.commit.named_writers import CountedWriter
-from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
 from kvstore.history.selection import Selection
 from kvstore.history.undoing import Undo, undo_of
@@ -201,21 +201,33 @@ class Table(ReadTable):
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
     def truncate(self) -> WriteResult:
-        """Remove all rows that there are now; what others write meanwhile stays.
+        """Remove all rows that there are now; rows of keys that are new meanwhile stay.
 
         Each row is a delete in the changelog, so that everything that follows the table loses it, too, and
-        :meth:`undo` brings all back. To be rid of rows and changes, drop the table and create it again.
+        :meth:`undo` brings all back. Numbers of an auto-increment column are not given again. To be rid of rows and
+        changes, drop the table and create it again.
+
+        Many rows are removed in several batches, each of them a commit. After an error, or a program that was killed,
+        the rows of some batches are gone; call it again.
 
         Returns:
-            The results of the buckets that had rows. Many rows are removed in several batches, each of them a commit.
+            The results of the buckets that had rows.
 
         Raises:
-            DeletionDisabled: The table takes no deletes. Nothing was written.
+            DeletionDisabled: The table takes no deletes, or ignores them. Nothing was written.
             UnsupportedOperation: It is a log table.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._reading.access.check_writable()
-        return self._apply_where(self._reading.keyed(), None, deletion())
+        definition = self._reading.keyed()
+        if (behavior := definition.options.delete_behavior) != "allow":
+            raise DeletionDisabled(
+                "The table takes no deletes, so no row would go; drop the table and create it again, or allow deletes"
+                " by alter_table.",
+                table=self.name,
+                delete_behavior=behavior,
+            )
+        return self._apply_where(definition, None, deletion())
 
     def update_where(self, where: pc.Expression, values: Mapping[str, Any]) -> WriteResult:
         """Set columns of all rows for which an expression is true now; their other columns stay as they are.

@@ -265,6 +265,12 @@ class TestWhere:
         with pytest.raises(DeletionDisabled):
             kept.truncate()
         assert len(kept) == 1000
+        for name, engine in {"first": "first_row", "sums": kvstore.Aggregate({"n": "sum"})}.items():
+            ignoring = store.create_table(name, SCHEMA, "k", merge_engine=engine)
+            ignoring.upsert(rows[:2])
+            with pytest.raises(DeletionDisabled, match="drop the table"):
+                ignoring.truncate()
+            assert ignoring.offsets()[0][1] == len(ignoring) == 2
         with pytest.raises(UnsupportedOperation):
             store.create_table("log", SCHEMA).truncate()
 

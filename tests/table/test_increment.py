@@ -186,9 +186,10 @@ def test_other_kinds_of_tables(open_store: OpenStore) -> None:
     for amount in (Decimal("0.01"), Decimal("-0.001")):
         with pytest.raises(InvalidRequest, match="does not fit the column"):
             nested.increment(1, {"money": amount})
-    with pytest.raises(SchemaMismatch):
-        nested.increment(1, {"money": 0.5})
-    assert nested.increment(1, {"money": -999})["money"] == Decimal("0.99")
+    for other in (0.5, (0, (1, 2), -1), "1"):
+        with pytest.raises(SchemaMismatch):
+            nested.increment(1, {"money": other})
+    assert nested.increment(1, {"money": np.int64(-999)})["money"] == Decimal("0.99")
 
 
 def test_rows_of_an_earlier_schema_are_incremented(open_store: OpenStore) -> None:

@@ -15,6 +15,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.table import reading
 from tests.conftest import OpenStore
 from tests.support.bytes_read import bytes_read
+from tests.support.calls_made import CallsMade
 from tests.support.examples import slow
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -129,6 +130,19 @@ def test_a_short_range_of_a_large_table_reads_little(open_store: OpenStore) -> N
         assert bytes_read() - before < 2 << 20
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_limit_is_reached_beyond_many_later_rows(open_store: OpenStore, reverse: bool) -> None:
+    """It took one step for each of them."""
+    table = open_store().create_table("t", {"k": "int64"}, "k")
+    table.upsert([{"k": -1}, {"k": 5_000}])
+    table.upsert(pa.table({"k": range(5_000)}))
+    start, stop = (-1, 5_000) if reverse else (0, None)
+    with CallsMade() as calls:
+        found = table.to_arrow(start=start, stop=stop, as_of=2, reverse=reverse, limit=1)["k"].to_pylist()
+    assert found == [start if reverse else 5_000]
+    assert calls.number < 50_000  # a reverse scan takes some calls for each row, but no batch
+
+
 def test_rows_that_are_not_committed_yet_are_in_a_range(open_store: OpenStore) -> None:
     table = open_store().create_table("t", {"k": "string"}, "k")
     for key in "bdac":
@@ -158,8 +172,10 @@ def test_keys_need_not_be_tuples(open_store: OpenStore) -> None:
 )
 def test_a_range_that_is_none_is_refused(open_store: OpenStore, asked: Any) -> None:
     table = open_store().create_table("t", {"a": "string", "b": "int64"}, ["a", "b"])
-    with pytest.raises(SchemaMismatch):
+    (name,) = asked
+    with pytest.raises(SchemaMismatch) as caught:
         table.scan(**asked)
+    assert f"`{name}`" in str(caught.value) or "column" in caught.value.where
 
 
 def test_what_else_is_refused(open_store: OpenStore) -> None:
