@@ -22,7 +22,7 @@ from benchmarks.rows import NARROW, STRING_KEYS, Rows, Shape
 from benchmarks.works.writes import BATCH_ROWS
 
 RANGE_ROWS = 100
-_SHAPES = (NARROW, STRING_KEYS)
+SHAPES = (NARROW, STRING_KEYS)
 _TURNS, _CALLS = 10, 50
 Read = Callable[[Any], "pa.Table | list[tuple[Any, ...]]"]
 
@@ -38,7 +38,7 @@ def condition_line_of(shape: str, *, of: str = "CPU") -> str:
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
-    for nth, shape in enumerate(_SHAPES):
+    for nth, shape in enumerate(SHAPES):
         rows, place = Rows(setting.rows, shape=shape), setting.place(str(nth))
         with kvstore.open(place / "kvstore") as store:
             table = store.create_table("t", shape.schema, primary_key=list(shape.key))
