@@ -104,6 +104,15 @@ def test_a_range_is_that_part_of_the_sorted_rows(
         assert [row["n"] for row in reversed(table)] == now[::-1]
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_condition_on_the_key_may_leave_several_parts_of_a_range(open_store: OpenStore, reverse: bool) -> None:
+    table = open_store().create_table("t", {"k": "int64"}, "k")
+    table.upsert([{"k": k} for k in range(10)])
+    apart = (pc.field("k") < 3) | (pc.field("k") > 6)
+    found = table.to_arrow(filter=apart, start=1, stop=9, reverse=reverse)["k"].to_pylist()
+    assert found == sorted([1, 2, 7, 8], reverse=reverse)
+
+
 @pytest.mark.parametrize("buckets", [1, 3])
 def test_long_ranges_come_in_many_batches(open_store: OpenStore, buckets: int) -> None:
     table = open_store().create_table("t", {"k": "int64", "v": "string"}, "k", buckets=buckets)
