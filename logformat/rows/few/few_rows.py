@@ -199,11 +199,11 @@ class FewRowsCodec:
         """The operation that stores a stored row again, with other cells.
 
         Args:
-            value: As it is stored; it was verified.
+            value: As it is stored in this schema; it was verified.
         """
         for place, cell in cells:
             value = value[: place.start] + cell + value[place.end :]
-        return self._stored(code, key, self._head + value[_HEAD.size :])
+        return self._stored(code, key, value)
 
     def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> Columns:
         """Cells of rows by column, in the order of the schema.
