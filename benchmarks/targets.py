@@ -91,6 +91,8 @@ TARGETS = [
     Target(disk.LOG_BYTES, 2, disk.PARQUET, disk.ZSTD, at_most=True),
     Target(growth_results.MEMORY, 1.5, at_most=True),
     Target(processes.TWO_BUCKETS, 1.6, processes.ONE, processes.TWO),
+    Target(processes.SEEN_MEDIAN, 2, at_most=True),
+    Target(processes.SEEN_P99, 5, at_most=True),
 ]
 
 
