@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,17 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket.reading import overlay, reader
+from kvstore.disk.files import Files
+from kvstore.errors import LogFailed
 from kvstore.index.index import View
+from kvstore.options import StoreOptions
+from kvstore.store.store import Store
 from kvstore.testing.model import Model, Operation
 from logformat import paths
 from logformat.ids import BucketId, Offset, Position, TableId
@@ -34,7 +40,7 @@ PUBLISHED = paths.bucket_directory(Path(), TableId(1), BucketId(0)) / paths.PUBL
 
 
 def write(pipe: Pipe, path: Path, options: dict[str, Any]) -> None:
-    """Do what it is told, one thing after the other."""
+    """Carry out commands in order."""
     store = kvstore.open(path, **BY_HAND, **options)
     while True:
         what, operations = pipe.recv()
@@ -98,7 +104,7 @@ class Beside:
         return state
 
     def kill(self) -> None:
-        """Kill the writer; another one comes when it is told something."""
+        """Kill the writer, and start another."""
         self._writer.kill()
         self._writer = self._stack.enter_context(Child(write, self.path, self.options))
 
@@ -111,6 +117,8 @@ class Beside:
         assert [self.table.get(k) for k in range(-1, 13)] == [model.rows.get((k,)) for k in range(-1, 13)]
         found = self.table.lookup(list(range(13)))
         assert found["_found"].to_pylist() == [(k,) in model.rows for k in range(13)]
+        for k in (0, 5, 12):
+            assert len(self.table.to_arrow(filter=pc.field("k") == k)) == ((k,) in model.rows)
         assert found.filter(found["_found"]).drop_columns("_found").to_pylist() == [
             model.rows[k,] for k in range(13) if (k,) in model.rows
         ]
@@ -237,6 +245,54 @@ def test_a_record_that_is_none_hides_nothing_of_a_dead_writer(store_path: Path, 
             file.write_bytes(change(data))
         with looked_at_once():
             beside.check(least=5)
+
+
+def test_a_record_that_is_newer_than_the_log_is_not_believed_once_its_writer_is_gone(store_path: Path) -> None:
+    """A copy of a store that is written may have such a record, and so may a log that was repaired."""
+    with Beside(store_path, {}) as beside:
+        beside.tell("write", [("upsert", {"k": k, "s": "a"}) for k in range(5)])
+        beside.kill()
+        file = store_path / PUBLISHED
+        record = published_end.decode(file.read_bytes())
+        assert record is not None
+        file.write_bytes(published_end.encode(record._replace(offset=Offset(50))))
+        assert beside.check(least=5) == 5  # many reads, of which few look whether a process writes
+        with looked_at_once():
+            assert beside.check(least=5) == 5
+
+
+class Syncs(Files):
+    """Notes what is synced; or refuses to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+        self.refuses = False
+
+    def sync(self, descriptor: int) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "it is refused")
+        self.synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        super().sync(descriptor)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_a_dead_writer_left_is_synced_before_it_is_shown(store_path: Path, *, read_only: bool) -> None:
+    with Beside(store_path, {"durability": "none"}) as beside:
+        beside.tell("write", [("upsert", {"k": k, "s": "a"}) for k in range(5)])
+        beside.kill()
+    disk = Syncs()
+    disk.refuses = True
+    with Store(store_path, StoreOptions(), read_only=read_only, files=disk) as store:
+        table = store.table("t")
+        for read in (table.count, lambda: table.get(1), lambda: rows_of(table), table.offsets):
+            with pytest.raises(LogFailed):
+                read()
+        disk.refuses = False
+        assert table.count() == 5
+        assert disk.synced == [f"{0:020d}.log"]
+        assert len(rows_of(table)) == 5
+        assert len(disk.synced) == 1, "once"
 
 
 @pytest.mark.parametrize("change", [damaged, lambda _: published_end.VOID])

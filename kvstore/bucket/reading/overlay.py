@@ -218,6 +218,7 @@ class OverlayReader:
         self._record: PublishedEnd | None = None
         self._has_rows = False
         self._owner: UUID | None = None
+        self._gone: UUID | None = None
         self._look_next = 0.0
 
     def at(self, state: IndexState, *, rows: bool = False) -> Overlay | None:
@@ -234,7 +235,7 @@ class OverlayReader:
         record = self._record = self._published.read()
         if record is None or record.offset < state.applied_offset:
             overlay = self._unpublished(state, rows=rows)
-        elif self._is_to_look(record.owner) and not self._is_written():
+        elif self._is_gone(record.owner):
             overlay = self._whole(state, record.owner, rows=rows)
         else:
             end = max(self._known_up_to(state, record.owner), record.offset)
@@ -265,8 +266,20 @@ class OverlayReader:
         self._published.close()
         self._overlay, self._has_rows = None, False
 
+    def _is_gone(self, owner: UUID) -> bool:
+        """Whether an owner writes no more, as far as was looked; or one recovers the bucket, which may be the owner."""
+        is_to_look = self._is_to_look(owner)
+        if owner == self._gone:
+            return True
+        if not is_to_look:
+            return False
+        written = self._is_written()
+        if written is False:
+            self._gone = owner  # for good: who takes the bucket is another owner
+        return not written
+
     def _is_to_look(self, owner: UUID | None) -> bool:
-        """Whether it is time to look who writes: nothing is known of this owner, or it was looked some time ago."""
+        """Whether to look who writes: nothing is known of this owner, or the last look was a while ago."""
         now = self._context.clock.monotonic()
         if now < self._look_next and self._overlay is not None and self._owner == owner:
             return False
