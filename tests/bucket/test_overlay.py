@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,8 @@ from kvstore.bucket.reading import overlay, reader
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
 from kvstore.index.index import View
+from kvstore.log.writer_state import STEP_MS_MAX
+from kvstore.memtable.generation import Generation
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from kvstore.testing.model import Model, Operation
@@ -30,6 +33,7 @@ from logformat.log import published_end
 from logformat.log.index_state import IndexState
 from logformat.rows.keys import ROW
 from tests.crash.history import copy_of
+from tests.support.clocks import SetClock
 from tests.support.processes import Child, Pipe
 from tests.support.tables import assert_equals_model, changes, rows_of
 
@@ -218,6 +222,42 @@ def test_a_row_is_seen_before_the_index_has_it_and_costs_no_commit(store_path: P
             assert beside.table.get(k) == {"k": k, "s": "a"}
             assert beside.table.count() == k + 1
         assert index.read_bytes() == before
+
+
+def write_at(pipe: Pipe, path: Path) -> None:
+    """Open the store for each list of moments, and write a row at each; sends the state of the bucket."""
+    while True:
+        clock, moments = SetClock(), pipe.recv()
+        with Store(path, StoreOptions(**BY_HAND), clock=clock) as store:
+            for clock.now in moments:
+                store.table("t").upsert({"k": 1, "s": None})
+                pipe.send(store.table("t").bucket(0).handle.state())
+                pipe.recv()
+
+
+def test_a_reader_knows_of_clocks_that_went_back_or_too_far(store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        store.create_table("t", SCHEMA, "k")
+    with Child(write_at, store_path) as child, kvstore.open(store_path) as store:
+        handle = store.table("t").bucket(0).handle
+        for moments in ([1_000, 9_000, 5_000], [9_500, 3 * STEP_MS_MAX], [6_000, 7_000]):
+            child.say(moments)
+            for _ in moments:
+                state = child.hear()
+                assert plain(handle.committed()) == plain(state)
+                child.say("go on")
+        assert state.back_offset > 0
+        assert state.uncounted_ms != 0
+
+
+def test_rows_that_the_index_has_by_now_are_forgotten(store_path: Path) -> None:
+    with looked_at_once(), Beside(store_path, {}) as beside:
+        for k in range(40):
+            beside.tell("write", [("upsert", {"k": k, "s": "a"})])
+            assert beside.table.get(k) is not None
+            beside.tell("flush")
+        kept = [len(each) for each in gc.get_objects() if isinstance(each, Generation)]
+    assert 0 < max(kept) <= overlay.KEPT_MAX
 
 
 # What a record may be
