@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gc
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,8 +22,8 @@ from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
 from kvstore.index.index import View
 from kvstore.log.writer_state import STEP_MS_MAX
-from kvstore.memtable.generation import Generation
 from kvstore.options import StoreOptions
+from kvstore.request.row_layout import layout_of
 from kvstore.store.store import Store
 from kvstore.testing.model import Model, Operation
 from logformat import paths
@@ -250,14 +249,20 @@ def test_a_reader_knows_of_clocks_that_went_back_or_too_far(store_path: Path) ->
         assert state.uncounted_ms != 0
 
 
-def test_rows_that_the_index_has_by_now_are_forgotten(store_path: Path) -> None:
-    with looked_at_once(), Beside(store_path, {}) as beside:
-        for k in range(40):
-            beside.tell("write", [("upsert", {"k": k, "s": "a"})])
-            assert beside.table.get(k) is not None
-            beside.tell("flush")
-        kept = [len(each) for each in gc.get_objects() if isinstance(each, Generation)]
-    assert 0 < max(kept) <= overlay.KEPT_MAX
+def test_many_rows_that_the_index_has_by_now_are_forgotten(store: kvstore.Store) -> None:
+    table, rows = store.create_table("t", SCHEMA, "k"), [{"k": k, "s": "a"} for k in range(20)]
+    for row in rows:
+        table.upsert(row)
+    log, definition = table.bucket(0).handle.log, store.runtime.definition("t")
+    keys = layout_of(definition).encode_keys(pa.RecordBatch.from_pylist(rows, SCHEMA)).to_list()
+    with looked_at_once():
+        rest = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+        rest.extend(Offset(20), rows=True)
+        assert all(rest.find(key) for key in keys)
+        rest.begin_at(log.place(Offset(17)))
+        assert [key for key in keys if rest.find(key)] == keys[17:]
+        rest.extend(Offset(5), rows=True)
+        assert rest.end == 20
 
 
 # What a record may be

@@ -78,7 +78,7 @@ class Overlay:
         return self._headers[0].offset
 
     def extend(self, end: Offset, *, rows: bool) -> None:
-        """Read on, up to an offset.
+        """Read on, up to an offset; no less far than before, since what was shown is durable.
 
         Args:
             rows: Whether rows are read, too, and not headers only.
@@ -88,6 +88,7 @@ class Overlay:
             OffsetOutOfRange: The log does not hold the changes any more.
         """
         place, headers = self._headers
+        end = max(end, place.offset)
         if end > place.offset:
             found = list(self._log().batches_at(place, end))
             if found[-1].header.next_offset != end:
@@ -237,7 +238,7 @@ class OverlayReader:
             start = self._known_up_to(state)
             overlay = self._synced(state, start, self._whole_end(state, start), rows=rows)
         else:
-            overlay = self._extended(state, max(self._known_up_to(state), record.offset), rows=rows)
+            overlay = self._extended(state, record.offset, rows=rows)
         self._has_rows = rows
         return overlay
 
@@ -322,7 +323,7 @@ class OverlayReader:
             overlay.begin_at(self._place_of(state))
         self._overlay = overlay
         overlay.extend(end, rows=rows)
-        return overlay if start < end else None
+        return overlay if start < overlay.end else None
 
     def _place_of(self, state: IndexState) -> LogEnd:
         """Where in the log an index's changes end."""
