@@ -261,8 +261,11 @@ def test_many_rows_that_the_index_has_by_now_are_forgotten(store: kvstore.Store)
         assert all(rest.find(key) for key in keys)
         rest.begin_at(log.place(Offset(17)))
         assert [key for key in keys if rest.find(key)] == keys[17:]
-        rest.extend(Offset(5), rows=True)
-        assert rest.end == 20
+    counted = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+    counted.extend(Offset(20), rows=False)
+    counted.extend(Offset(5), rows=True)
+    assert counted.end == 20
+    assert all(counted.find(key) for key in keys), "it has the rows up to its end"
 
 
 # What a record may be
