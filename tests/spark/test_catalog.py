@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import lit
 
 import kvstore
 
@@ -108,35 +107,47 @@ def test_a_join_on_the_key_of_equal_buckets_shuffles_nothing(
             spark.conf.unset(name)
 
 
-def test_a_table_is_not_replaced_and_keeps_its_rows_and_changes(
+def test_a_table_is_replaced_by_one_commit_or_stays_as_it_is(
     spark: SparkSession, store_of_catalog: kvstore.Store
 ) -> None:
     def found() -> list[tuple[object, ...]]:
         return run(spark, "SELECT * FROM kv.t ORDER BY k") + run(spark, "SELECT * FROM kv.`t$changelog`")
 
-    run(spark, "CREATE TABLE kv.t (k bigint, n int, PRIMARY KEY (k))")
+    run(spark, "CREATE TABLE kv.t (k bigint, n int, PRIMARY KEY (k)) TBLPROPERTIES ('bucket.num' = '2')")
     run(spark, "INSERT INTO kv.t VALUES (1, 10), (2, 20)")
     run(spark, "INSERT INTO kv.t VALUES (2, 21)")
     before = found()
     assert len(before) == 2 + 4
     name = f"{spark.conf.get('kvstore.test.catalog')}.t"
-    frame = spark.table(name)
-    for replace in (
-        lambda: run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT CAST(raise_error('no') AS bigint) AS k"),
-        lambda: run(spark, "REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))"),
-        lambda: run(
-            spark, "CREATE OR REPLACE TABLE kv.t (k bigint, PRIMARY KEY (k)) TBLPROPERTIES ('primary.key'='n')"
-        ),
-        lambda: frame.writeTo(name).createOrReplace(),
-        lambda: frame.write.mode("overwrite").saveAsTable(name),
+    failing = "CAST(IF(id = 7, raise_error('in the middle'), id) AS int)"
+    for sql, message in (
+        (f"CREATE OR REPLACE TABLE kv.t AS SELECT id AS k, {failing} AS n FROM range(9)", "in the middle"),
+        ("REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))", "InvalidRequest.*column=v"),
+        ("REPLACE TABLE kv.t (k int) TBLPROPERTIES ('primary.key' = 'n')", "InvalidRequest|SchemaMismatch"),
+        ("REPLACE TABLE kv.t AS SELECT 1 AS other", r"lack some of the key.*lacking=\['k'\]"),
+        ("REPLACE TABLE kv.nothing AS SELECT 1 AS k", "TABLE_OR_VIEW_NOT_FOUND"),
     ):
-        with pytest.raises(
-            AnalysisException, match=r"UnsupportedOperation: .* can't be replaced.*INSERT OVERWRITE.*DROP"
-        ):
-            replace()
+        with pytest.raises(PySparkException, match=f"(?s){message}"):
+            run(spark, sql)
         assert found() == before
-    frame.where("k = 1").writeTo(name).overwrite(lit(True))  # what the error recommends
-    assert run(spark, "SELECT * FROM kv.t") == [(1, 10)]
+    assert store_of_catalog.list_tables() == ["t"]
+    # It reads the table that it replaces, and keeps its key and its properties.
+    run(spark, "CREATE OR REPLACE TABLE kv.T AS SELECT k + 1 AS k, n, 'x' AS s FROM kv.t")
+    assert found()[:2] == [(2, 10, "x"), (3, 21, "x")]
+    assert (store_of_catalog["t"].buckets, store_of_catalog["t"].primary_key) == (2, ("k",))
+    assert run(spark, "SELECT _change_type FROM kv.`t$changelog`") == [("insert",)] * 2
+    frame = spark.table(name)
+    frame.where("k = 2").writeTo(name).createOrReplace()
+    assert run(spark, "SELECT * FROM kv.t") == [(2, 10, "x")]
+    keys = spark.range(3).withColumnRenamed("id", "k")
+    with pytest.raises(AnalysisException, match=r"takes no options.*tableProperty.*given=primary\.key"):
+        keys.write.mode("overwrite").option("primary.key", "k").saveAsTable(name)
+    keys.write.mode("overwrite").saveAsTable(name)
+    assert run(spark, "SELECT * FROM kv.t ORDER BY k") == [(0,), (1,), (2,)]
+    run(spark, "REPLACE TABLE kv.t (a string, PRIMARY KEY (a))")
+    assert (run(spark, "SELECT * FROM kv.t"), store_of_catalog["t"].buckets) == ([], 1)
+    with pytest.raises(AnalysisException, match="dropped since it was loaded"):
+        frame.collect()
 
 
 def test_create_as_select_makes_a_whole_table_or_none(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:

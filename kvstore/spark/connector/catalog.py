@@ -17,6 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.location import replica_at
 from kvstore.shared.in_place import SharedCatalog
@@ -25,8 +26,9 @@ from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read import replica
 from kvstore.spark.read.place import opened
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
-from kvstore.store.store import Store, open_store
-from logformat.catalog.edits import TableOptions
+from kvstore.spark.write.new_table import NewTable, replaced_by
+from kvstore.store.store import Store, new_table, open_store, table_like
+from logformat.catalog.edits import CreateTable, TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"
 ENGINE, VERSION = "table.merge-engine", "table.merge-engine.versioned.ver-column"
@@ -101,6 +103,13 @@ def described(given: Mapping[str, str]) -> Description:
     return Description(shown, names, spark_schema(definition.schema) if is_log else None)
 
 
+def columns_of(definition: TableDefinition) -> StructType:
+    """The columns of a table, as Spark writes them."""
+    key = definition.primary_key or ()
+    shown = spark_schema(definition.schema)
+    return StructType([StructField(each.name, each.dataType, each.name not in key, each.metadata) for each in shown])
+
+
 def _properties(
     key: Iterable[str] | None, buckets: int, bucket_key: Iterable[str] | None, options: TableOptions
 ) -> dict[str, str]:
@@ -122,9 +131,55 @@ def _properties(
 def create(
     path: str, name: str, columns: StructType, key: list[str] | None, given: Mapping[str, str], case_sensitive: bool
 ) -> None:
-    """Create a table.
+    """Create a table; see :func:`_new_table`.
+
+    Raises:
+        InvalidRequest, UnsupportedOperation: A property or a column is not possible. Nothing was written.
+        TableExists: There is a table of that name.
+    """
+    table = _new_table(name, columns, key, given, case_sensitive)
+    with _writable(path) as store:
+        store.runtime.create_table(table)
+
+
+def begin_table(
+    path: str,
+    name: str,
+    columns: StructType,
+    key: list[str] | None,
+    given: Mapping[str, str],
+    case_sensitive: bool,
+    verb: str,
+) -> NewTable:
+    """A table that is created together with its rows; see :func:`_new_table`.
 
     Args:
+        verb: ``create``, ``replace``, or ``either``.
+
+    Raises:
+        InvalidRequest, UnsupportedOperation: A property or a column is not possible. Nothing was written.
+        TableExists, NoSuchTable: There is a table of that name, or none.
+    """
+    with _writable(path) as store:
+        there = None if verb == "create" else store.runtime.catalog().table(name)
+        table = _new_table(name, columns, key, given, case_sensitive, there)
+        replaced = replaced_by(store, table.name, creates=verb != "replace", replaces=verb != "create")
+        return NewTable(str(store.path), table, replaced)
+
+
+def _new_table(
+    name: str,
+    columns: StructType,
+    key: list[str] | None,
+    given: Mapping[str, str],
+    case_sensitive: bool,
+    replaced: TableDefinition | None = None,
+) -> CreateTable:
+    """A table as a statement defines it.
+
+    Args:
+        replaced: The table that is replaced; if the statement gives neither a key nor a property, those of this table
+            stay.
         key: Columns of SQL's ``PRIMARY KEY``; None if there is none.
         case_sensitive: Whether the key and the properties name columns exactly as they are written in ``columns``.
 
@@ -132,7 +187,6 @@ def create(
         InvalidRequest: A property is unknown or wrong, a column has a type that a table does not keep, or the key is
             given twice. Nothing was written.
         UnsupportedOperation: PySpark has no Arrow type for a column. Nothing was written.
-        TableExists: There is a table of that name.
     """
     if "location" in given or given.get("provider", "kvstore").lower() not in ("kvstore", "kvstore_python"):
         raise InvalidRequest("A table of this catalog is in its store; leave USING and LOCATION out.", table=name)
@@ -148,22 +202,33 @@ def create(
     if key is not None and by_property is not None and key != by_property:
         raise InvalidRequest(f"PRIMARY KEY and `{KEY}` differ; give one of them.", primary_key=key, given=by_property)
     key = key or by_property
+    keeps = replaced is not None and key is None and not wanted
+    if keeps and replaced is not None and replaced.primary_key is not None:
+        key = [column_of(column) for column in replaced.primary_key]
+        if lacking := sorted(set(key) - set(columns.names)):
+            raise InvalidRequest(
+                "A table that is replaced keeps its key and its properties unless others are given, and the new "
+                f"columns lack some of the key; give PRIMARY KEY or the property `{KEY}`.",
+                key=key,
+                lacking=lacking,
+            )
     fields = [
         field.with_nullable(column.nullable and field.name not in (key or ()))
         for field, column in zip(schema_to_store(columns), columns, strict=True)
     ]
-    with _writable(path) as store:
-        store.create_table(
-            name,
-            pa.schema(fields),
-            key,
-            buckets=_number(BUCKETS, wanted.get(BUCKETS, "1")),
-            bucket_key=_names(wanted.get(BUCKET_KEY)),
-            merge_engine=_engine(wanted),
-            changelog_image=wanted.get(IMAGE, "full").lower(),  # type: ignore[arg-type] # create_table checks it
-            auto_increment=wanted.get(INCREMENT),
-            **_altered(wanted),
-        )
+    if keeps and replaced is not None:
+        return table_like(replaced, pa.schema(fields), key)
+    return new_table(
+        name,
+        pa.schema(fields),
+        key,
+        buckets=_number(BUCKETS, wanted.get(BUCKETS, "1")),
+        bucket_key=_names(wanted.get(BUCKET_KEY)),
+        merge_engine=_engine(wanted),
+        changelog_image=wanted.get(IMAGE, "full").lower(),
+        auto_increment=wanted.get(INCREMENT),
+        **_altered(wanted),
+    )
 
 
 def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:

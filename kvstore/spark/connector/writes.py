@@ -16,9 +16,12 @@ from kvstore.spark.options import Options
 from kvstore.spark.read.store import StoreReads
 from kvstore.spark.read.tasks import Pinned
 from kvstore.spark.source import KvStoreSource
+from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.job import WriteJob
+from kvstore.spark.write.new_table import NewTable
 from kvstore.spark.write.staged import Staged
 from kvstore.spark.write.statement import Statement, check_statement
+from logformat.rows.intake import empty
 
 
 def begin(request: Message, columns: StructType) -> Message:
@@ -51,11 +54,26 @@ def begin_statement(request: Message) -> Message:
     return {"job": encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 
 
+def check_fitting(request: Message, columns: StructType) -> None:
+    """Refuse rows that are not those of a new table.
+
+    Raises:
+        InvalidRequest: They do not fit.
+    """
+    _new_table(request).fitting(empty(arrow_schema(columns)))
+
+
+def show(request: Message) -> None:
+    """Show a new table, with the rows that the tasks have staged."""
+    _new_table(request).commit(_staged(request))
+
+
 def stage(request: Message, messages: Messages) -> Message:
     """Stage the rows of one task, an Arrow stream after the request."""
     batches = messages.receive_batches()
+    of = _new_table(request) if "newTable" in request else _job(request)
     try:
-        staged = _job(request).stage(batches, request["partition"], request["attempt"], None)
+        staged = of.stage(batches, request["partition"], request["attempt"], None)
     except StoreError:
         for _ in batches:  # the other end hears nothing before it has sent all
             pass
@@ -74,7 +92,7 @@ def commit(request: Message) -> Message:
 
 def abort(request: Message) -> Message:
     """Remove what the tasks have staged."""
-    _job(request).remove(_staged(request))
+    (_new_table(request) if "newTable" in request else _job(request)).remove(_staged(request))
     return {}
 
 
@@ -84,6 +102,10 @@ def _read(request: Message) -> Pinned:
 
 def _statement(request: Message) -> Statement:
     return Statement({each.bucket: each.end for each in _read(request).ranges})
+
+
+def _new_table(request: Message) -> NewTable:
+    return decode(request["newTable"], NewTable)
 
 
 def _job(request: Message) -> WriteJob:

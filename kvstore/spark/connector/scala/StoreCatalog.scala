@@ -11,16 +11,15 @@ import org.apache.spark.sql.catalyst.analysis.{NoSuchFunctionException, NoSuchTa
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey
 import org.apache.spark.sql.connector.catalog.functions.UnboundFunction
-import org.apache.spark.sql.connector.write.{LogicalWriteInfo, SupportsTruncate, Write, WriteBuilder}
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.json4s._
 import org.json4s.JsonDSL._
 
 /** A store as a catalog: `spark.sql.catalog.kv` is this class, `spark.sql.catalog.kv.path` the store's directory.
   *
-  * It stages tables, because Spark drops a table before it replaces it in a catalog that does not.
+  * It stages tables: one that is created with its rows, or replaced, is there with all of them or not at all.
   */
 class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   private var catalog = ""
@@ -72,24 +71,32 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
       table: Identifier, context: ChangelogContext, options: CaseInsensitiveStringMap): Changelog =
     named(table)(name => StoreChanges.load(path, name, s"$catalog.$name", context))
 
-  override def createTable(table: Identifier, info: TableInfo): Table = created(table, info)(new CatalogTable(_, _, _))
+  override def createTable(table: Identifier, info: TableInfo): Table = named(table) { name =>
+    ask("create", name, defined(name, info, info.properties.asScala.toMap))
+    loaded(name, Map.empty)(new CatalogTable(_, _, _))
+  }
 
-  /** A table for CREATE TABLE AS SELECT: it is there at once, and goes if its rows can't be written. */
-  override def stageCreate(table: Identifier, info: TableInfo): StagedTable =
-    created(table, info)(new CreatedTable(_, _, _, () => dropTable(table)))
+  override def stageCreate(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "create"))
 
-  override def stageReplace(table: Identifier, info: TableInfo): StagedTable =
-    throw new Refused(
-      "kvstore.errors.UnsupportedOperation: A table can't be replaced, because its rows and changes would be lost before " +
-        "the new rows are there; nothing was changed. To replace the rows, use INSERT OVERWRITE (of a DataFrame " +
-        s"""`writeTo("$catalog.${table.name}").overwrite(lit(True))`); for other columns use ALTER TABLE, or DROP """ +
-        s"TABLE and then CREATE TABLE. table=${table.name}", "replace", table.name)
+  override def stageReplace(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "replace"))
 
-  override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable =
-    if (tableExists(table)) stageReplace(table, info) else stageCreate(table, info)
+  override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable = {
+    val name = nameOf(table)
+    staged(if (names().contains(name)) name else inOtherCase(name).getOrElse(name), info, "either")
+  }
 
-  private def created[T](table: Identifier, info: TableInfo)(
-      as: (Loaded, util.Map[String, String], String) => T): T = named(table) { name =>
+  private def staged(name: String, info: TableInfo, verb: String): StagedTable = {
+    // saveAsTable names a format, also if the program does not.
+    val properties = info.properties.asScala.toMap
+    val unasked = properties.get("provider").contains(SQLConf.get.defaultDataSourceName)
+    val begun = ask("begin", name,
+      defined(name, info, if (unasked) properties - "provider" else properties) ~ ("verb" -> verb),
+      if (verb == "create") "create" else "replace")
+    new NewTable(s"$catalog.$name", DataType.fromJson((begun \ "columns").values.toString).asInstanceOf[StructType],
+      begun \ "newTable", info.properties.keySet.asScala.toSet)
+  }
+
+  private def defined(name: String, info: TableInfo, properties: Map[String, String]): JObject = {
     if (info.partitions.nonEmpty) {
       throw new UnsupportedOperationException(
         "Tables have no partitions but buckets: TBLPROPERTIES ('bucket.num' = '4', 'bucket.key' = 'column').")
@@ -98,10 +105,8 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
       throw new UnsupportedOperationException("Tables have no constraint but PRIMARY KEY; leave the others out.")
     }
     val key = info.constraints.collectFirst { case key: PrimaryKey => key.columns.map(_.fieldNames.mkString(".")).toList }
-    ask("create", name,
-      ("table" -> name) ~ ("columns" -> info.schema.json) ~ ("key" -> key) ~
-        ("properties" -> info.properties.asScala.toMap) ~ ("caseSensitive" -> SQLConf.get.caseSensitiveAnalysis))
-    loaded(name, Map.empty)(as)
+    ("table" -> name) ~ ("columns" -> info.schema.json) ~ ("key" -> key) ~
+      ("properties" -> properties) ~ ("caseSensitive" -> SQLConf.get.caseSensitiveAnalysis)
   }
 
   override def alterTable(table: Identifier, changes: TableChange*): Table = {
@@ -140,9 +145,11 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
     }
   }
 
-  private def ask(what: String, of: String, request: JObject): JValue =
+  private def ask(what: String, of: String, request: JObject): JValue = ask(what, of, request, what)
+
+  private def ask(what: String, of: String, request: JObject, action: String): JValue =
     Helper.plan(
-      Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ ("path" -> path) ~ request, what, of)
+      Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ ("path" -> path) ~ request, action, of)
 
   /** Tables are not in namespaces. */
   private def nameOf(table: Identifier): String =
@@ -173,23 +180,5 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
           s"these. table=$own tables=${others.mkString("[", ", ", "]")}", "find", name)
     }
     others.headOption.map(_ + view)
-  }
-}
-
-/** A table that was created for the rows of a query. */
-class CreatedTable(loaded: Loaded, options: util.Map[String, String], name: String, drop: () => Unit)
-    extends CatalogTable(loaded, options, name) with StagedTable {
-  override def commitStagedChanges(): Unit = ()
-
-  override def abortStagedChanges(): Unit = drop()
-
-  /** CREATE OR REPLACE writes like INSERT OVERWRITE, which some tables refuse; a new table has no rows to replace. */
-  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = {
-    val insert = super.newWriteBuilder(info)
-    new WriteBuilder with SupportsTruncate {
-      override def truncate(): WriteBuilder = this
-
-      override def build(): Write = insert.build()
-    }
   }
 }

@@ -49,6 +49,11 @@ abstract class StoreWrite(
     python: Python, shape: RowShape, override val description: String, pinned: JValue = JNothing) extends DeltaWrite {
   protected def job: JValue
 
+  /** Commits what the tasks have staged. */
+  protected def end(of: JObject): Unit =
+    StoreWrite.inCommit("all rows of this statement are written, or none")(
+      Helper.ask(python, ("do" -> "commit") ~ of))
+
   override def toString: String = description
 
   override def toBatch: DeltaBatchWrite = new DeltaBatchWrite {
@@ -65,14 +70,7 @@ abstract class StoreWrite(
       case _ => commit(messages)
     }
 
-    private def commit(what: JObject): Unit =
-      try Helper.ask(python, request("commit") ~ what)
-      catch {
-        case _: HelperEnded =>
-          throw new StoreFailure(
-            "The helper process of kvstore ended in the middle of the commit; was it killed? Either all rows of this " +
-              "statement are written, or none: look before you run it again.")
-      }
+    private def commit(what: JObject): Unit = end(JObject(fields) ~ what)
 
     override def abort(messages: Array[WriterCommitMessage]): Unit =
       Helper.ask(python, request("abort") ~ staged(messages))
@@ -82,6 +80,19 @@ abstract class StoreWrite(
     private def staged(messages: Array[WriterCommitMessage]): JObject =
       "staged" -> messages.toList.collect { case StoreStaged(staged) => staged }
   }
+}
+
+object StoreWrite {
+
+  /** Commits; says what is known if the helper ends meanwhile. */
+  def inCommit(outcomes: String)(commit: => Unit): Unit =
+    try commit
+    catch {
+      case _: HelperEnded =>
+        throw new StoreFailure(
+          s"The helper process of kvstore ended in the middle of the commit; was it killed? Either $outcomes: look " +
+            "before you run it again.")
+    }
 }
 
 /** What a task has staged, in words of Python's own. */

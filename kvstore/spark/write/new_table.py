@@ -1,0 +1,147 @@
+"""A table that a statement creates together with its rows, perhaps in the place of another.
+
+Tasks stage rows as those of any write do; then one commit of the catalog shows the table, with all of them. Until then
+nothing of it is in the store but staged rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from kvstore.errors import Conflict, NoSuchTable, StoreError, TableExists
+from kvstore.meta.state import TableDefinition
+from kvstore.request.partition import row_indices_by_bucket
+from kvstore.request.preparation import fitted
+from kvstore.request.sizes import of_size
+from kvstore.spark.write.job import TASK_ROWS, add_by_bucket
+from kvstore.spark.write.staged import Staged, TaskFile, batches_of, remove, sweep, together
+from kvstore.store.store import Store, open_store
+from kvstore.table.creation import check_replaceable
+from logformat.catalog.edits import CreateTable
+from logformat.ids import BucketId, TableId
+from logformat.rows.changes import Changes
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The table whose place a new one takes.
+
+    Attributes:
+        seen: The offset of each bucket up to which its changes may go with it.
+    """
+
+    table_id: int
+    seen: dict[int, int]
+
+
+@dataclass(frozen=True)
+class NewTable:
+    """A table that is to be, as its driver, its tasks and its commit know it.
+
+    Attributes:
+        path: Directory of the store.
+        table: The edit that creates it, without an id.
+        replaced: None if there is to be no table of its name.
+        id: Random id of the statement, in the names of its files.
+    """
+
+    path: str
+    table: CreateTable
+    replaced: Replaced | None
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    @property
+    def definition(self) -> TableDefinition:
+        """The table, without an id."""
+        return TableDefinition.of(self.table)
+
+    def fitting(self, batch: pa.RecordBatch) -> Changes:
+        """Rows of the table that Spark's rows are.
+
+        Raises:
+            InvalidRequest: They do not fit.
+        """
+        definition = self.definition
+        return fitted(Changes.upserts(batch), definition, definition.schema_id, None, overwrite=False)[0]
+
+    def stage(self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int, query: str | None) -> Staged:
+        """Stage the rows of one task, given its partition and attempt; no error leaves a file.
+
+        Raises:
+            InvalidRequest: A row does not fit.
+            StoreFull, LogFailed: The disk is full or failed.
+        """
+        definition = self.definition
+        with TaskFile(Path(self.path), self.id, partition, attempt) as file:
+            for batch in of_size(batches, TASK_ROWS):
+                changes = self.fitting(batch)
+                other = BucketId(partition % definition.buckets)
+                add_by_bucket(file, row_indices_by_bucket(definition, changes.rows, other), changes, {})
+            return file.staged(query)
+
+    def commit(self, staged: Sequence[Staged]) -> None:
+        """Show the table with the rows that the tasks have staged, and remove their files.
+
+        Raises:
+            TableExists: There is a table of this name by now. Nothing was written.
+            Conflict: The table that is to be replaced has changed, or is another one. Nothing was written.
+            UnsupportedOperation: A consumer or a job goes on with the changes of that table. Nothing was written.
+            StoreError: Staged rows are missing or damaged, or the disk refuses. Nothing was written.
+        """
+
+        def rows(_: TableDefinition) -> Iterator[tuple[BucketId, Changes]]:
+            for bucket, batch in batches_of(staged):
+                yield bucket, together([batch])
+
+        store = open_store(self.path)
+        try:
+            runtime = store.runtime
+            if self.replaced is None:
+                runtime.create_table(self.table, rows)
+            else:
+                known = runtime.catalog().tables.get(TableId(self.replaced.table_id))
+                if known is None:
+                    raise Conflict(
+                        "The table that is to be replaced was dropped meanwhile; nothing was written. Run it again.",
+                        table=self.table.name,
+                    )
+                runtime.replace_table(known, self.replaced.seen, self.table, rows)
+        finally:
+            with suppress(StoreError):  # the table is there, or is not
+                store.close()
+        with suppress(OSError):
+            sweep(store.path)
+            self.remove(staged)
+
+    def remove(self, staged: Sequence[Staged]) -> None:
+        """Remove the files of tasks."""
+        remove(each.file for each in staged if each.file)
+
+
+def replaced_by(store: Store, name: str, *, creates: bool, replaces: bool) -> Replaced | None:
+    """The table that a new one replaces, if nothing speaks against it now.
+
+    Args:
+        creates, replaces: Whether there may be no table of this name, and whether there may be one.
+
+    Raises:
+        TableExists, NoSuchTable: There is one, or none, that there must not be, or must be.
+        UnsupportedOperation: A consumer or a job goes on with its changes.
+    """
+    state = store.runtime.catalog()
+    there = state.table(name)
+    if there is None:
+        if not creates:
+            raise NoSuchTable("There is no such table.", table=name, tables=store.list_tables())
+        return None
+    if not replaces:
+        raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
+    check_replaceable(state, there.id)
+    ends = store.table(name).offset_ranges("latest")
+    return Replaced(there.id, {int(bucket): int(end) for bucket, (_, end) in ends.items()})
