@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -252,10 +253,70 @@ def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_o
             run(spark, sql)
 
 
+@pytest.mark.spark_more
+@pytest.mark.parametrize(
+    ("condition", "row_changes"),
+    [
+        ("n <> 20", [1, 3]),
+        ("NOT n <=> 20", None),
+        ("n NOT IN (10, 20)", None),
+        ("n = 20 OR k = 1", None),
+        ("n % 2 = 0", None),
+        ("CAST(n AS string) = '10'", None),
+        ("d > 1", [1, 4]),
+        ("d <= 1", [2]),
+        ("d = CAST('NaN' AS double)", None),
+        ("s >= 'b' AND n IS NULL", [4]),
+    ],
+)
+def test_an_insert_replaces_the_rows_that_pass_a_condition_and_no_others(
+    spark: SparkSession, store_of_catalog: kvstore.Store, condition: str, row_changes: list[int] | None
+) -> None:
+    columns = {"k": "int64 not null", "n": "int32", "d": "float64", "s": "string"}
+    table = store_of_catalog.create_table("t", columns, "k", buckets=2)
+    rows = [(1, 10, math.nan, "a"), (2, 20, 1.0, "b"), (3, 30, None, None), (4, None, 2.0, "d")]
+    table.upsert([dict(zip(columns, row, strict=True)) for row in rows])
+    sql = f"INSERT INTO kv.t REPLACE WHERE {condition} SELECT bigint(9), 9, double(9), 'z'"
+    if row_changes is None:
+        with pytest.raises(AnalysisException, match=r"UnsupportedOperation: .*DELETE the rows.*condition="):
+            run(spark, sql)
+        assert table.count() == 4
+    else:
+        run(spark, sql)
+        assert {key for (key,) in run(spark, "SELECT k FROM kv.t")} == {1, 2, 3, 4, 9} - set(row_changes)
+
+
+def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    properties = (
+        "'table.merge-engine' = 'aggregation', 'fields.n.agg' = 'sum', 'table.log.ttl' = '3 d', 'bucket.num' = '2'"
+    )
+    run(spark, f"CREATE TABLE kv.default.t (k bigint, n int, PRIMARY KEY (k)) TBLPROPERTIES ({properties})")
+    run(spark, "CREATE TABLE kv.u LIKE kv.T")
+    with pytest.raises(AnalysisException, match=r"leave TBLPROPERTIES and USING out.*given=bucket\.num"):
+        run(spark, "CREATE TABLE kv.w LIKE kv.t TBLPROPERTIES ('bucket.num' = '3')")
+    for sql in ("CREATE NAMESPACE kv.other", "DROP NAMESPACE kv.default"):
+        with pytest.raises(AnalysisException, match="has one namespace, `default`"):
+            run(spark, sql)
+    assert run(spark, "SHOW NAMESPACES IN kv") == [("default",)]
+    assert run(spark, "SHOW TABLES FROM kv.default") == [("default", "t", False), ("default", "u", False)]
+    run(spark, "INSERT INTO kv.default.u VALUES (1, 2)")
+    run(spark, "INSERT INTO kv.u VALUES (1, 3)")
+    assert run(spark, "SELECT * FROM kv.default.u") == [(1, 5)]
+    for of in ("t", "u"):
+        options = store_of_catalog[of].options
+        assert (store_of_catalog[of].buckets, options.retention_ms) == (2, 3 * 24 * 3600 * 1000)
+    run(spark, "ALTER TABLE kv.default.u RENAME TO kv.default.w")
+    assert store_of_catalog.list_tables() == ["t", "w"]
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        run(spark, "SELECT * FROM kv.other.w")
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
         ("CREATE TABLE kv.t (k bigint)", "TABLE_OR_VIEW_ALREADY_EXISTS"),
+        ("TRUNCATE TABLE kv.lines", "A log table takes INSERT only"),
+        ("ALTER TABLE kv.t ADD COLUMN k.x int", "INVALID_FIELD_NAME"),
         ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('buckets' = '2')", r"Unknown property.*buckets.*bucket\.num"),
         (
             "CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('bucket.num' = 'two')",

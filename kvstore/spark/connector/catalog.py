@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kvstore import Aggregate, Versioned
@@ -27,7 +28,7 @@ from kvstore.spark.read import replica
 from kvstore.spark.read.place import opened
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
 from kvstore.spark.write.new_table import NewTable, replaced_by
-from kvstore.store.store import Store, new_table, open_store, table_like
+from kvstore.store.store import Store, new_table, open_store, table_like, table_name
 from logformat.catalog.edits import CreateTable, TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"
@@ -138,6 +139,23 @@ def create(
         TableExists: There is a table of that name.
     """
     table = _new_table(name, columns, key, given, case_sensitive)
+    with _writable(path) as store:
+        store.runtime.create_table(table)
+
+
+def create_like(path: str, name: str, like: Mapping[str, str]) -> None:
+    """Create a table with the columns, the key and the properties of another one.
+
+    Args:
+        like: Options that name the other one, in a store of this machine.
+
+    Raises:
+        NotAStore, NoSuchTable: There is no such store or table.
+        TableExists: There is a table of that name.
+    """
+    with opened(like["path"]) as store:
+        definition = store.runtime.definition(like["table"])
+    table = structs.replace(table_like(definition, definition.schema, definition.primary_key), name=table_name(name))
     with _writable(path) as store:
         store.runtime.create_table(table)
 
@@ -272,7 +290,7 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
 def _unalterable(**what: object) -> UnsupportedOperation:
     return UnsupportedOperation(
         "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames "
-        "one, or sets properties.",
+        "one, or sets properties; for anything else use CREATE OR REPLACE TABLE … AS SELECT.",
         properties=ALTERABLE,
         **what,
     )

@@ -59,6 +59,8 @@ def answer(request: Message, messages: Messages) -> None:
                 return writes.begin(request, decode_columns(request["columns"]))
             case "statement":
                 return writes.begin_statement(request)
+            case "truncate":
+                writes.truncate(request)
             case "stage":
                 return writes.stage(request, messages)
             case "commit":
@@ -113,6 +115,8 @@ def _catalog(request: Message) -> Message:
         case "create":
             columns, case_sensitive = decode_columns(request["columns"]), request["caseSensitive"]
             catalog.create(path, table, columns, request.get("key"), request["properties"], case_sensitive)
+        case "like":
+            catalog.create_like(path, table, request["like"])
         case "alter":
             catalog.alter(path, table, request["changes"])
         case "begin":

@@ -10,9 +10,11 @@ from dataclasses import replace
 from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import decode, encode
+from kvstore.spark.connector.plans import decode, decode_schema, encode, encode_schema
 from kvstore.spark.options import Options
+from kvstore.spark.read.filters import exact_expression_of
 from kvstore.spark.read.store import StoreReads
 from kvstore.spark.read.tasks import Pinned
 from kvstore.spark.source import KvStoreSource
@@ -25,9 +27,18 @@ from logformat.rows.intake import empty
 
 
 def begin(request: Message, columns: StructType) -> Message:
-    """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``."""
+    """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``, perhaps by a condition.
+
+    Raises:
+        UnsupportedOperation: The rows that pass the condition can't be told from the others here.
+    """
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
-    return {"job": encode(writer.job)}
+    found: Message = {"job": encode(writer.job)}
+    if "condition" in request:
+        schema = writer.job.place.stored()
+        exact_expression_of(filters_of(request["condition"]), schema, len(request["condition"]))
+        found["where"] = {"filters": request["condition"], "stored": encode_schema(schema)}
+    return found
 
 
 def begin_statement(request: Message) -> Message:
@@ -52,6 +63,12 @@ def begin_statement(request: Message) -> Message:
         key = list(table.primary_key or ())
         StoreReads(read.place, table).hold(read, until_commit=True)
     return {"job": encode(WriteJob(read.place, statement=_statement(request))), "key": key}
+
+
+def truncate(request: Message) -> None:
+    """Delete all rows, as of the commit."""
+    job = decode(begin_statement(request)["job"], WriteJob)
+    replace(job, statement=None, replaces=True).commit([])
 
 
 def check_fitting(request: Message, columns: StructType) -> None:
@@ -86,7 +103,11 @@ def commit(request: Message) -> Message:
     job = _job(request)
     if "pinned" in request:
         job = replace(job, statement=_statement(request))
-    job.commit(_staged(request))
+    where = None
+    if "where" in request:
+        filters = request["where"]["filters"]
+        where = exact_expression_of(filters_of(filters), decode_schema(request["where"]["stored"]), len(filters))
+    job.commit(_staged(request), where=where)
     return {}
 
 

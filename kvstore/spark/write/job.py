@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.errors import StoreError
 from kvstore.request.sizes import of_size
@@ -81,12 +82,18 @@ class WriteJob:
             return file.staged(query)
 
     def commit(
-        self, staged: Sequence[Staged], writer: str | None = None, epoch: int | None = None, run: str | None = None
+        self,
+        staged: Sequence[Staged],
+        writer: str | None = None,
+        epoch: int | None = None,
+        run: str | None = None,
+        where: pc.Expression | None = None,
     ) -> None:
         """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.table.parts.TableParts.apply`.
 
         Args:
             writer, epoch, run: Of a stream's batch; None for a batch write, which is known by its ``transaction``.
+            where: For a write that replaces: which rows it does; None for all.
 
         Raises:
             Conflict: A row that the statement changes has changed since it was read. Nothing was written.
@@ -112,6 +119,7 @@ class WriteJob:
                     self.replaces,
                     confirm,
                     schema_id=self.place.schema_id,
+                    where=where,
                 )
         finally:
             with suppress(StoreError):  # committed rows are already in the log

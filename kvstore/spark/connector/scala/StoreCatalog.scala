@@ -7,7 +7,7 @@ import java.util
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.catalyst.analysis.{NoSuchFunctionException, NoSuchTableException, TableAlreadyExistsException}
+import org.apache.spark.sql.catalyst.analysis._
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey
 import org.apache.spark.sql.connector.catalog.functions.UnboundFunction
@@ -21,7 +21,7 @@ import org.json4s.JsonDSL._
   *
   * It stages tables: one that is created with its rows, or replaced, is there with all of them or not at all.
   */
-class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
+class StoreCatalog extends StagingTableCatalog with FunctionCatalog with SupportsNamespaces {
   private var catalog = ""
   private var path = ""
 
@@ -36,9 +36,41 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   override def capabilities: util.Set[TableCatalogCapability] =
     util.EnumSet.of(TableCatalogCapability.SUPPORT_TABLE_CONSTRAINT)
 
-  override def listTables(namespace: Array[String]): Array[Identifier] = {
-    if (namespace.nonEmpty) Array.empty else names().map(Identifier.of(Array.empty, _)).toArray
+  override def defaultNamespace: Array[String] = StoreCatalog.Default
+
+  override def listNamespaces(): Array[Array[String]] = Array(StoreCatalog.Default)
+
+  override def listNamespaces(in: Array[String]): Array[Array[String]] =
+    if (in.isEmpty) listNamespaces() else { check(in); Array.empty }
+
+  override def namespaceExists(namespace: Array[String]): Boolean =
+    namespace.isEmpty || namespace.sameElements(StoreCatalog.Default)
+
+  override def loadNamespaceMetadata(namespace: Array[String]): util.Map[String, String] = {
+    check(namespace)
+    util.Map.of()
   }
+
+  override def createNamespace(namespace: Array[String], metadata: util.Map[String, String]): Unit =
+    if (namespaceExists(namespace)) throw new NamespaceAlreadyExistsException(namespace) else refuse(namespace)
+
+  override def alterNamespace(namespace: Array[String], changes: NamespaceChange*): Unit = refuse(namespace)
+
+  override def dropNamespace(namespace: Array[String], cascade: Boolean): Boolean = {
+    check(namespace)
+    refuse(namespace)
+  }
+
+  private def check(namespace: Array[String]): Unit =
+    if (!namespaceExists(namespace)) throw new NoSuchNamespaceException(namespace)
+
+  private def refuse(namespace: Array[String]): Nothing =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: A store has one namespace, `default`, which stays as it is; make another " +
+        s"store for other tables. namespace=${namespace.mkString(".")}", "change", catalog)
+
+  override def listTables(namespace: Array[String]): Array[Identifier] =
+    if (namespaceExists(namespace)) names().map(Identifier.of(namespace, _)).toArray else Array.empty
 
   private def names(): List[String] =
     (ask("list", "catalog", JObject()) \ "tables").children.collect { case JString(name) => name }
@@ -74,6 +106,24 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   override def createTable(table: Identifier, info: TableInfo): Table = named(table) { name =>
     ask("create", name, defined(name, info, info.properties.asScala.toMap))
     loaded(name, Map.empty)(new CatalogTable(_, _, _))
+  }
+
+  /** A table with the columns of another; one of a store also has its key and properties. */
+  override def createTableLike(table: Identifier, info: TableInfo, source: Table): Table = source match {
+    case like: CatalogTable =>
+      val others = info.properties.asScala.filterNot { case (property, value) =>
+        property == TableCatalog.PROP_OWNER || like.properties.get(property) == value
+      }
+      if (others.nonEmpty) {
+        throw new Refused(
+          "kvstore.errors.UnsupportedOperation: CREATE TABLE LIKE takes the key and the properties of the other table; " +
+            s"leave TBLPROPERTIES and USING out. given=${others.keys.toSeq.sorted.mkString(", ")}", "create", table.name)
+      }
+      named(table) { name =>
+        ask("like", name, ("table" -> name) ~ ("like" -> like.optionsAsJson), "create")
+        loaded(name, Map.empty)(new CatalogTable(_, _, _))
+      }
+    case _ => createTable(table, info)
   }
 
   override def stageCreate(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "create"))
@@ -138,7 +188,8 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
 
   override def renameTable(table: Identifier, to: Identifier): Unit = {
     // Spark takes the catalog's name in `RENAME TO kv.new` for a namespace.
-    val newName = if (to.namespace.sameElements(Array(catalog))) to.name else nameOf(to)
+    val within = if (to.namespace.headOption.contains(catalog)) to.namespace.tail else to.namespace
+    val newName = nameOf(Identifier.of(within, to.name))
     named(table) { name =>
       if (!newName.equalsIgnoreCase(name) && inOtherCase(newName).nonEmpty) throw new TableAlreadyExistsException(to)
       ask("rename", name, ("table" -> name) ~ ("name" -> newName))
@@ -151,9 +202,8 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
     Helper.plan(
       Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ ("path" -> path) ~ request, action, of)
 
-  /** Tables are not in namespaces. */
   private def nameOf(table: Identifier): String =
-    if (table.namespace.isEmpty) table.name else throw new NoSuchTableException(table)
+    if (namespaceExists(table.namespace)) table.name else throw new NoSuchTableException(table)
 
   /** Runs with the name of a table as it is written. If there is none of that name, and case does not matter to Spark,
     * runs with the one name that differs only by case. Says in Spark's words that there is no table, or one already;
@@ -181,4 +231,8 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
     }
     others.headOption.map(_ + view)
   }
+}
+
+object StoreCatalog {
+  private val Default = Array("default")
 }

@@ -6,34 +6,57 @@ import org.apache.arrow.vector.ipc.ArrowStreamWriter
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, JoinedRow}
+import org.apache.spark.sql.connector.expressions.filter.Predicate
 import org.apache.spark.sql.connector.write._
 import org.apache.spark.sql.connector.write.streaming.StreamingWrite
 import org.apache.spark.sql.execution.arrow.ArrowWriter
+import org.apache.spark.sql.sources.Filter
 import org.apache.spark.sql.types.{StringType, StructType}
 import org.apache.spark.unsafe.types.UTF8String
 import org.json4s._
 import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
-/** INSERT, INSERT OVERWRITE, and a MERGE that only inserts; streams are written by the Python source.
+/** INSERT, INSERT OVERWRITE of all rows or of those that pass a condition, and a MERGE that only inserts; streams are
+  * written by the Python source.
   *
   * @param pinned what such a MERGE has read of the table
   */
 class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject, pinned: JValue, stream: WriteBuilder)
-    extends WriteBuilder with SupportsTruncate {
+    extends WriteBuilder with SupportsOverwrite with SupportsDynamicOverwrite {
   private var replaces = false
+  private var condition: Option[List[JObject]] = None
 
   override def truncate(): WriteBuilder = {
     replaces = true
     this
   }
 
+  override def canOverwrite(predicates: Array[Predicate]): Boolean =
+    super.canOverwrite(predicates) || refuse(predicates.mkString(" AND "))
+
+  override def overwrite(filters: Array[Filter]): WriteBuilder = {
+    condition = Some(filters.toList.map(each => Filters.json(each).getOrElse(refuse(each.toString))))
+    truncate()
+  }
+
+  private def refuse(condition: String): Nothing =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: Rows can't be replaced by a condition like this; compare columns with " +
+        s"values, joined by AND, or DELETE the rows and INSERT the others. condition=$condition", "overwrite", table)
+
+  override def overwriteDynamicPartitions(): WriteBuilder =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: A table has no partitions that could be overwritten. INSERT INTO replaces " +
+        "rows of the same keys; to replace all rows, set spark.sql.sources.partitionOverwriteMode to `static`, or use " +
+        "overwrite(lit(True)) of a DataFrame.", "overwrite", table)
+
   override def build(): Write = {
     val python = Python.of(SparkSession.active)
     new StoreWrite(python, new RowShape(info.schema, None), s"INSERT $table", pinned) {
       override protected lazy val job: JValue =
         Helper.plan(python, ("do" -> "insert") ~ ("options" -> options) ~ ("columns" -> info.schema.json) ~
-          ("replaces" -> replaces), "INSERT", table)
+          ("replaces" -> replaces) ~ ("condition" -> condition), "INSERT", table)
 
       override def toStreaming: StreamingWrite =
         (stream match {
