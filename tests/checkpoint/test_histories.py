@@ -17,7 +17,7 @@ from tests.support.proof import Proves
 
 EDITS_MAX = 500
 NIGHTLY = 10_000
-HISTORIES = 30 if settings().max_examples <= 100 else NIGHTLY
+HISTORIES = 15 if settings().max_examples <= 100 else NIGHTLY
 steps = st.one_of(
     st.integers(1, 60),
     st.sampled_from(["checkpoint", "checkpoint", "reopen", "look", "lose the newest image", "recover"]),

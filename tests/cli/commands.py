@@ -16,6 +16,7 @@ from unittest import mock
 import kvstore
 from kvstore.cli.load.portions import portions
 from kvstore.cli.main import main
+from tests.support.processes import WITHOUT_PANDAS
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +72,7 @@ def process(*arguments: object, script: str = "", text: bool = True, **options: 
     """The command as a process of its own, after a script has run in it."""
     # A shell has what it runs in the background ignore SIGINT, and that is inherited.
     interrupts = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"import sys\n{interrupts}\n{script}\nfrom kvstore.cli.main import main\nmain()"
+    code = f"{WITHOUT_PANDAS}\n{interrupts}\n{script}\nfrom kvstore.cli.main import main\nmain()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,

@@ -49,7 +49,7 @@ RISKY = ("structure", "separator", "free record", "commit before")
 """Regions that LMDB follows."""
 THOROUGH_EVERY = 31
 """Of the others so many bits for one that is asked everything, also after damage was reported."""
-QUICK_CHANGES, QUICK_OF_A_REGION = 150, 1
+QUICK_CHANGES, QUICK_OF_A_REGION = 75, 1
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ Bytes set to 0x00 and 0xff, cut at any length, blocks swapped, and one file as i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import TypeAlias
 
 import pytest
 
@@ -36,30 +38,46 @@ def _stored(path: Path) -> Contents:
     return {name: data for name, data in on_disk(path).items() if not name.endswith(("LOCK", "lock.mdb"))}
 
 
-def bytes_set(contents: Contents) -> Iterator[Change]:
+Damage: TypeAlias = Callable[[], Change]
+"""One of very many, of which few are made."""
+
+
+def bytes_set(contents: Contents) -> Iterator[Damage]:
     for name, data in contents.items():
         for place, byte in enumerate(data or b""):
             for wrong in (byte, byte ^ 0xFF):  # bits that are set become 0, or all others 1
                 if wrong:
-                    yield Change(name, tuple(8 * place + bit for bit in range(8) if wrong >> bit & 1), thorough=False)
+                    yield partial(byte_set, name, place, wrong)
 
 
-def cut(contents: Contents) -> Iterator[Change]:
+def byte_set(name: str, place: int, wrong: int) -> Change:
+    return Change(name, tuple(8 * place + bit for bit in range(8) if wrong >> bit & 1), thorough=False)
+
+
+def cut(contents: Contents) -> Iterator[Damage]:
     for name, data in contents.items():
-        yield from (Change(name, (), content=(data or b"")[:length]) for length in range(len(data or b"")))
+        yield from (partial(cut_at, name, data, length) for length in range(len(data or b"")))
 
 
-def swapped(contents: Contents) -> Iterator[Change]:
+def cut_at(name: str, data: bytes, length: int) -> Change:
+    return Change(name, (), content=data[:length])
+
+
+def swapped(contents: Contents) -> Iterator[Damage]:
     for name, data in contents.items():
         size = PAGE if name.endswith(".mdb") else 64
         blocks = [(data or b"")[at : at + size] for at in range(0, len(data or b"") - size + 1, size)]
         for one in range(len(blocks)):
             for other in range(one):
                 if blocks[one] != blocks[other]:
-                    mixed = [*blocks]
-                    mixed[one], mixed[other] = blocks[other], blocks[one]
-                    whole = b"".join(mixed)
-                    yield Change(name, (), content=whole + (data or b"")[len(whole) :])
+                    yield partial(swapped_at, name, data, blocks, one, other)
+
+
+def swapped_at(name: str, data: bytes, blocks: list[bytes], one: int, other: int) -> Change:
+    mixed = [*blocks]
+    mixed[one], mixed[other] = blocks[other], blocks[one]
+    whole = b"".join(mixed)
+    return Change(name, (), content=whole + data[len(whole) :])
 
 
 def old(stages: list[Contents]) -> list[Change]:
@@ -82,7 +100,7 @@ def test_each_is_reported_or_harmless(most: int, stages: list[Contents], work: P
     assert {change.file.rsplit(".", 1)[-1] for change in chosen} >= {"mdb", "log"}
     for kind in (bytes_set, cut, swapped):
         every = list(kind(stages[-1]))
-        chosen += Random(most).sample(every, min(most, len(every)))
+        chosen += [make() for make in Random(most).sample(every, min(most, len(every)))]
     with Flipper(stages[-1], work) as flipper:
         outcomes = list(flipper.judge(chosen))
     bad = [

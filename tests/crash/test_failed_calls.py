@@ -31,7 +31,7 @@ from tests.support.proof import Proves
 
 FOR_EVER = 1 << 20
 RETRIES = 3
-QUICK_POINTS = 6
+QUICK_POINTS = 4
 LONG_POINTS = 150
 NIGHTLY_POINTS, NIGHTLY_POINTS_WHOLE, AT_ONCE = 4_000, 1_100, 300
 """Of tables, of whole stores, and of one script at most."""

@@ -16,7 +16,7 @@ from tests.crash.trace import Plan
 from tests.crash.workload import REFUSED, script
 from tests.support.proof import Proves
 
-QUICK_SYNCS = 3
+QUICK_SYNCS = 2
 FOR_EVER = 10_000
 LENGTHS = (1, 2, FOR_EVER)
 
@@ -55,7 +55,7 @@ def fail(
 
 
 def test_failed_sync(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    fail(QUICK_SYNCS, Limits(draws=1, share=0.015), work, recorder, judges, tell, proves)
+    fail(QUICK_SYNCS, Limits(draws=1, share=0.008), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long

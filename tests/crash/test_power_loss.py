@@ -41,7 +41,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
         plan = script(seed, 6, segment_bytes_max=1800)
         steps |= {step.kind for step in plan.steps}
         sizes |= {len(step.operations) for step in plan.steps}
-        report.add(explored(plan, work, recorder, judges, Limits(draws=1, share=0.08, seed=seed)))
+        report.add(explored(plan, work, recorder, judges, Limits(draws=1, share=0.04, seed=seed)))
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
     assert report.states >= QUICK_STATES_MIN
@@ -73,12 +73,12 @@ def test_rot_of_the_log_is_never_believed(work: Path, recorder: Recorder, judges
     for call in trace.calls:
         disk.run(call)
     done = len(plan.steps)
-    for state in rotten(disk.seen(), Random(5), draws=150):
+    for state in rotten(disk.seen(), Random(5), draws=75):
         explorer.see(state, Window(done, done), len(trace.calls))
     explorer.finish()
     tell(*explorer.report.lines())
     assert not explorer.report.bad, "\n".join(map(str, explorer.report.bad[:5]))
-    assert explorer.report.states >= 100
+    assert explorer.report.states >= 50
 
 
 def explore_at_length(

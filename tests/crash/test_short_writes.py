@@ -60,7 +60,7 @@ def squeeze_at(
     explorer.finish()
     tell(f"{count} limits; segments left: {dict(segments)}", *explorer.report.lines())
     assert not explorer.report.bad, "\n".join(map(str, explorer.report.bad[:5]))
-    assert count >= 60
+    assert count >= 40
     proves("partial-write bytes", count)
 
 
@@ -80,7 +80,7 @@ def test_the_step_that_is_squeezed_rolls(work: Path, recorder: Recorder) -> None
 def test_short_writes(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
     free = run(None, rolling(), work, recorder)
     assert sum(name.endswith(".log") for name in free) == 2
-    limits = {max(0, size + by) for size in boundaries(free) for by in (-1, 0, 1)}
+    limits = {max(0, size + by) for size in boundaries(free) for by in (-1, 0)}
     squeeze_at(sorted(limits), work, recorder, judges, tell, proves)
 
 

@@ -15,11 +15,13 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise, repeat
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 OWN = ("kvstore", "logformat", "merge_engines", "writer")
 _OURS = tuple(f"/{name}/" for name in OWN)
+_TESTS = str(Path(__file__).parents[1])
 _LIBRARY = ("/contextlib.py", "/threading.py", "/_base.py", "/thread.py", "/_weakrefset.py", "/weakref.py")
 _LOOKING = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "BEFORE_WITH", "FOR_ITER", "WITH_EXCEPT_START")
 _GO_ELSEWHERE = ("EXTENDED_ARG", "RETURN_VALUE", "RERAISE", "RAISE_VARARGS")
@@ -80,7 +82,7 @@ class Moments:
         name = frame.f_code.co_filename
         if self._count > self._at >= 0 or not (any(each in name for each in _OURS) or name.endswith(_LIBRARY)):
             return None
-        if "/tests/" in name:
+        if name.startswith(_TESTS):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step

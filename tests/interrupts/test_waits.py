@@ -27,6 +27,7 @@ from logformat.ids import BucketId, TableId
 from logformat.rows.changes import Changes
 from tests.conftest import OpenStore
 from tests.interrupts.moments import Moments
+from tests.support.waiting import ends_or_waits, wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 SECONDS = 60.0
@@ -57,17 +58,19 @@ def _interruptible() -> Iterator[None]:
 
 @contextmanager
 def _interrupted(
-    when: Callable[[], bool], *, then: Callable[[], None] = lambda: None, times: int = 1
+    when: Callable[[], bool], *, again: Callable[[], bool] | None = None, then: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Interrupt what is within so many times, once something is the case; then have it go on."""
+    """Interrupt what is within once something is the case, and again once something else is; then have it go on."""
     over = threading.Event()
 
     def send() -> None:
         while not when() and not over.is_set():
             time.sleep(0.001)
-        for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+        if again is not None:
+            wait_until(again)
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.05)
+        time.sleep(0.05)
         then()
 
     thread = threading.Thread(target=send)
@@ -117,8 +120,16 @@ def test_a_second_interrupt_does_not_wait_and_close_does(store_path: Path) -> No
     store = Store(store_path, StoreOptions("none"), files=files)
     store.create_table("t", SCHEMA, primary_key="k").upsert({"k": 1, "v": 1})
     files.may_sync.clear()
-    with _interrupted(files.waiting.is_set, times=2):
+    raised: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        raised.append(number)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
+    with _interrupted(files.waiting.is_set, again=lambda: bool(raised)):  # two at once would be one
         store.close()
+    assert len(raised) == 2
     assert _bucket_is_locked(store_path)
     threading.Timer(0.05, files.may_sync.set).start()
     store.close()
@@ -309,8 +320,7 @@ def _answer_comes_after_an_interrupt(make: Callable[[], Future[int]], moment: in
     Moments().interrupt(future.done, moment)
     thread = threading.Thread(target=lambda: future.set_result(7), daemon=True)
     thread.start()
-    thread.join(0.5)
-    came = not thread.is_alive()
+    came = ends_or_waits(thread, seconds=SECONDS)
     while thread.is_alive():  # an interrupt has left its lock locked, and it is this thread's
         future._condition.release()  # type: ignore[attr-defined]  # so that nothing waits for ever
         thread.join(0.1)

@@ -312,7 +312,7 @@ def test_a_thread_that_waits_for_the_catalog_stops_no_other_thread(store_path: P
             time.sleep(0.001)
         with Child(read_in_a_thread, store_path) as reader:
             try:
-                assert reader.hear(20) == "goes on"
+                assert reader.hear() == "goes on"
             finally:
                 os.kill(editor.pid, signal.SIGCONT)
             assert reader.hear() == 0

@@ -439,13 +439,15 @@ def test_changes_are_followed(opened: Opened) -> None:
     found = [row for batch in (next(changes) for _ in range(3)) for row in batch.to_pylist()]
     assert sorted(map(str, found)) == sorted(map(str, expected))
 
+    thread = threading.Thread(target=lambda: (write(), opened.ship()))
+
     async def first() -> pa.RecordBatch:
-        async for batch in table.follow("latest"):
+        following = table.follow("latest")
+        thread.start()  # so that what it writes comes later
+        async for batch in following:
             return batch
         raise AssertionError
 
-    thread = threading.Timer(0.05, lambda: (write(), opened.ship()))
-    thread.start()
     assert asyncio.run(first()).num_rows
     thread.join()
 

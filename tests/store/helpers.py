@@ -8,7 +8,9 @@ import textwrap
 from pathlib import Path
 from types import TracebackType
 
-PREAMBLE = """
+from tests.support.processes import WITHOUT_PANDAS
+
+PREAMBLE = f"""{WITHOUT_PANDAS}
 import os, sys
 import pyarrow as pa
 import kvstore

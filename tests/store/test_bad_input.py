@@ -8,7 +8,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,15 @@ ROWS = pa.RecordBatch.from_pylist([ROW, ROW], SCHEMA)
 Call = Callable[[kvstore.Table], Any]
 
 
-@pytest.fixture
-def table(store: kvstore.Store) -> kvstore.Table:
-    table = store.create_table("t", SCHEMA, primary_key="k")
-    table.bucket(0).apply(kvstore.Changes.of([("upsert", ROW)], SCHEMA), writer_id=3, sequence=0, writer_epoch=2)
-    return table
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Table]:
+    """A table with one row; no test changes it."""
+    with kvstore.open(tmp_path_factory.mktemp("table") / "store") as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        first = kvstore.Changes.of([("upsert", ROW)], SCHEMA)
+        table.bucket(0).apply(first, writer_id=3, sequence=0, writer_epoch=2)
+        yield table
+        assert store.check()
 
 
 def nothing(schema: pa.Schema = SCHEMA) -> kvstore.Changes:
@@ -275,7 +279,8 @@ BAD_TABLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", BAD_TABLES)
-def test_bad_table(what: str, store: kvstore.Store) -> None:
+def test_bad_table(what: str, store_of_module: kvstore.Store) -> None:
+    store = store_of_module
     arguments = {"name": "t", "schema": SCHEMA, "primary_key": ["k"]} | BAD_TABLES[what]
     with pytest.raises(InvalidRequest):
         store.create_table(**arguments)

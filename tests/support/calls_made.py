@@ -6,26 +6,44 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Self
 
 
-def calls_made(work: Callable[[], object]) -> int:
-    """Calls of Python functions and built-in ones, in this thread and in those that the work starts."""
-    counts: list[list[int]] = []
+class CallsMade:
+    """Counts calls of Python functions and built-in ones while it is entered: in this thread and those that begin."""
 
-    def begin(frame: FrameType, event: str, argument: object) -> None:
+    def __init__(self) -> None:
+        self._counts: list[list[int]] = []
+
+    @property
+    def number(self) -> int:
+        return sum(count[0] for count in self._counts)
+
+    def __enter__(self) -> Self:
+        def begin(_: FrameType, __: str, ___: object) -> None:
+            sys.setprofile(self._profile())
+
+        threading.setprofile(begin)
+        sys.setprofile(self._profile())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+    def _profile(self) -> Callable[[FrameType, str, object], None]:
+        """Counts the calls of one thread."""
         count = [0]
-        counts.append(count)
+        self._counts.append(count)
 
         def noted(_: FrameType, event: str, __: object) -> None:
             count[0] += event in ("call", "c_call")
 
-        sys.setprofile(noted)
+        return noted
 
-    threading.setprofile(begin)
-    begin(sys._getframe(), "call", None)
-    try:
+
+def calls_made(work: Callable[[], object]) -> int:
+    """Calls that the work makes, also in threads that it starts."""
+    with CallsMade() as calls:
         work()
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    return sum(count[0] for count in counts)
+    return calls.number

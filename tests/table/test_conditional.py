@@ -154,7 +154,6 @@ def test_no_update_of_processes_that_take_turns_is_lost(store: kvstore.Store, tm
     program = """
 import sys, time, kvstore
 from kvstore.errors import StoreLocked
-from tests.support.examples import slow
 for _ in range(4):
     while True:
         with kvstore.open(sys.argv[1]) as store:

@@ -105,7 +105,8 @@ BAD_TABLES: dict[str, tuple[type[StoreError], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", BAD_TABLES)
-def test_bad_table(what: str, store: kvstore.Store) -> None:
+def test_bad_table(what: str, store_of_module: kvstore.Store) -> None:
+    store = store_of_module
     error, options = BAD_TABLES[what]
     with pytest.raises(error) as raised:
         store.create_table(**{"name": "t", "schema": SCHEMA, "primary_key": ["k"]} | options)

@@ -159,9 +159,9 @@ def test_an_interrupted_flush_leaves_the_writer_unchanged() -> None:
     main = threading.get_ident()
     # A shell makes background processes ignore this signal.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            once_the_test_waits(lambda: signal.pthread_kill(main, signal.SIGINT))
             writer.flush()
     finally:
         signal.signal(signal.SIGINT, before)
