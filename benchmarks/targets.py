@@ -12,7 +12,22 @@ from benchmarks import growth_results
 from benchmarks.measuring import KVSTORE, Line, Lines
 from benchmarks.peers import RawLimit, Sqlite
 from benchmarks.rows import COMPOSITE_KEYS, STRING_KEYS
-from benchmarks.works import changes, disk, gets, keys, lookups, processes, reads, recovery, shapes, small, wal, writes
+from benchmarks.works import (
+    changes,
+    disk,
+    gets,
+    increments,
+    keys,
+    lookups,
+    processes,
+    ranges,
+    reads,
+    recovery,
+    shapes,
+    small,
+    wal,
+    writes,
+)
 
 BEST_PEER = "best peer"
 RAW_LIMIT = RawLimit.name
@@ -61,6 +76,8 @@ TARGETS = [
     Target(small.CPU_THOUSAND, 1.03, small.LONG_WAY, at_most=True),
     Target(reads.GET, 1, Sqlite.name),
     *(Target(gets.line_of(shape), 1, Sqlite.name) for shape in gets.SHAPES),
+    *(Target(ranges.range_line_of(shape.name, of="wall"), 1, Sqlite.name) for shape in ranges.SHAPES),
+    Target(increments.LINE, 0.8, Sqlite.name),
     Target(lookups.NARROW_LINE, 2, lookups.WITHOUT),
     Target(reads.LOOKUP, 1_000_000),
     Target(reads.SCAN, 3_000_000),
@@ -74,6 +91,8 @@ TARGETS = [
     Target(disk.LOG_BYTES, 2, disk.PARQUET, disk.ZSTD, at_most=True),
     Target(growth_results.MEMORY, 1.5, at_most=True),
     Target(processes.TWO_BUCKETS, 1.6, processes.ONE, processes.TWO),
+    Target(processes.SEEN_MEDIAN, 2, at_most=True),
+    Target(processes.SEEN_P99, 5, at_most=True),
 ]
 
 

@@ -11,6 +11,8 @@ import dataclasses
 import datetime as dt
 import tempfile
 from collections.abc import Callable
+from decimal import Decimal
+from hashlib import sha256
 from pathlib import Path
 
 import duckdb
@@ -19,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pydantic
-from pyarrow import parquet
+from pyarrow import csv as pacsv, parquet
 
 import kvstore
 from kvstore.errors import SchemaMismatch
@@ -156,6 +158,19 @@ def keys_that_begin_alike_are_found(store, files):
 
 
 @use
+def a_range_of_keys_is_read(store, files):
+    assert files.to_arrow(start="b", stop="d")["path"].to_pylist() == ["b", "c"]
+    assert files.to_pandas(reverse=True, limit=1)["path"].tolist() == ["c"]
+    assert [row["path"] for row in reversed(files)] == ["c", "b", "a"]
+
+
+@use
+def keys_that_begin_with_a_text_are_found(store, files):
+    files.upsert([{"path": "src/a", "size": 1}, {"path": "src/b", "size": 2}, {"path": "srcs", "size": 3}])
+    assert files.to_arrow(prefix="src/")["size"].to_pylist() == [1, 2]
+
+
+@use
 def rows_are_filtered(store, files):
     assert files.to_arrow(filter=pc.field("size") > 10)["path"].to_pylist() == ["b"]
 
@@ -193,14 +208,29 @@ def rows_are_deleted_by_what_they_are(store, files):
 
 
 @use
+def a_table_is_emptied(store, files):
+    start = files.offsets()[0][1]
+    files.truncate()
+    assert len(files) == 0
+    files.apply(files.undo(start))
+    assert list(files) == ROWS
+
+
+@use
 def rows_are_updated_by_what_they_are(store, files):
     files.update_where(pc.field("size") > 10, {"size": pc.field("size") * 2})
     assert files["b"]["size"] == 40
 
 
 @use
-def a_counter_is_incremented_beside_others(store, files):
-    while not files.put_if({"path": "a", "size": files["a"]["size"] + 1}, expected=files["a"]):
+def a_counter_is_incremented(store, files):
+    assert files.increment("a", {"size": 1}) == {"path": "a", "size": 2}
+    assert files.increment("new", {"size": 5}, default={})["size"] == 5
+
+
+@use
+def a_row_is_computed_from_itself_beside_others(store, files):
+    while not files.put_if({"path": "a", "size": files["a"]["size"] * 2}, expected=files["a"]):
         pass
     assert files["a"]["size"] == 2
 
@@ -288,6 +318,63 @@ def tables_are_found_in_the_store(store, files):
     assert list(store) == ["files"]
     assert "files" in store
     assert len(store["files"]) == 3
+    try:
+        store["nope"]
+    except KeyError:
+        return
+    raise AssertionError
+
+
+@use
+def a_store_is_opened_twice_in_a_process(store, files):
+    with kvstore.open(store.path, durability="none") as other:
+        other["files"].increment("a", {"size": 1})
+    assert files["a"]["size"] == 2
+
+
+@use
+def decimals_are_read_from_csv(store, files):
+    file = store.path.parent / "prices.csv"
+    file.write_text("k,price\na,1.50\n")
+    prices = store.create_table("prices", {"k": "string", "price": "decimal128(10, 2)"}, "k")
+    types = pacsv.ConvertOptions(column_types={"price": pa.decimal128(10, 2)})
+    prices.upsert(pacsv.read_csv(file, convert_options=types))
+    assert prices["a"]["price"] == Decimal("1.50")
+
+
+@use
+def rows_are_numbered_by_a_counter(store, files):
+    counters = store.create_table("counters", {"name": "string", "n": "int64"}, "name")
+    events = store.create_table("events", {"id": "int64", "text": "string"}, "id")
+    for text in ("x", "y"):
+        events.upsert({"id": counters.increment("events", {"n": 1}, default={})["n"], "text": text})
+    assert [row["id"] for row in events] == [1, 2]
+
+
+@use
+def a_second_table_follows_exactly_once(store, files):
+    counts = store.create_table(
+        "counts", {"kind": "string", "n": "int64"}, "kind", merge_engine=kvstore.Aggregate({"n": "sum"})
+    )
+    ranges = store.create_table("ranges", {"epoch": "int64", "start": "int64", "end": "int64"}, "epoch")
+
+    def plan():  # kept before it is applied: after a kill, the same range is applied again
+        known = counts.writers.get("follow")
+        epoch = 0 if known is None or known.last_epoch is None else known.last_epoch + 1
+        if epoch not in ranges:
+            ranges[epoch] = {"start": (ranges.get(epoch - 1) or {"end": 0})["end"], "end": files.offsets()[0][1]}
+        return ranges[epoch]
+
+    def apply(given):
+        kinds = files.changelog(given["start"], given["end"]).read_all()["_change_type"].to_pylist()
+        changes = kvstore.Changes.of([("upsert", {"kind": kind, "n": 1}) for kind in kinds], counts.schema)
+        counts.apply_epoch(changes, writer="follow", epoch=given["epoch"])
+
+    plan()  # killed here, and then more is written
+    files.delete("a")
+    for _ in range(3):
+        apply(plan())
+    assert {row["kind"]: row["n"] for row in counts} == {"insert": 3, "delete": 1}
 
 
 @use
@@ -321,6 +408,25 @@ def columns_are_renamed_and_dropped(store, files):
     assert files["a"] == {"path": "a", "bytes": 1}
     store.drop_columns("files", ["bytes"])
     assert files["a"] == {"path": "a"}
+
+
+@use
+def a_column_becomes_wider(store, files):
+    counts = store.create_table("counts", {"k": "string", "n": "int32"}, "k")
+    counts["a"] = {"n": 2**31 - 1}
+    store.add_columns("counts", {"wide": "int64"})
+    counts.update_where(pc.field("n").is_valid(), {"wide": pc.field("n").cast("int64")})
+    store.drop_columns("counts", ["n"])
+    store.rename_columns("counts", {"wide": "n"})
+    assert counts.increment("a", {"n": 1})["n"] == 2**31
+
+
+@use
+def a_long_key_is_a_hash(store, files):
+    pages = store.create_table("pages", {"id": "fixed_size_binary[32]", "url": "string"}, "id")
+    url = "https://example.com/" + "x" * 2_000
+    pages.upsert({"id": sha256(url.encode()).digest(), "url": url})
+    assert pages[sha256(url.encode()).digest()]["url"] == url
 
 
 @use
@@ -444,6 +550,22 @@ def sql_joins_tables(store, files):
     store.create_table("owners", {"path": "string", "owner": "string"}, "path").upsert({"path": "a", "owner": "me"})
     found = store.sql("SELECT owner, size FROM owners JOIN files USING (path)").read_all()
     assert found.to_pylist() == [{"owner": "me", "size": 1}]
+
+
+@use
+def sql_takes_parameters(store, files):
+    found = store.sql("SELECT path FROM files WHERE size > ? AND path <> ?", params=[1, "x'; DROP TABLE files"])
+    assert found.read_all().to_pylist() == [{"path": "b"}]
+    assert store.sql("SELECT size FROM files WHERE path = $key", params={"key": "a"}).read_all().to_pylist() == [
+        {"size": 1}
+    ]
+
+
+@use
+def sql_joins_a_frame(store, files):
+    owners = pd.DataFrame({"path": ["a"], "owner": ["me"]})
+    found = store.sql("SELECT owner, size FROM owners JOIN files USING (path)", tables={"owners": owners})
+    assert found.read_all().to_pylist() == [{"owner": "me", "size": 1}]
 
 
 @use

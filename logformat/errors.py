@@ -10,7 +10,8 @@
     │   ├── DeletionDisabled        the table takes no deletes
     │   ├── KeyTooLarge             an encoded key is longer than 511 bytes
     │   ├── AggregateOverflow       a merged value does not fit its column
-    │   ├── NoSuchTable, TableExists
+    │   ├── NoSuchTable             also a KeyError
+    │   ├── TableExists
     │   ├── UnsupportedOperation    the table or the store can't do this
     │   ├── OffsetOutOfRange        the log does not have that offset
     │   ├── RowsRefused             some rows of a writer were refused; all others were written
@@ -103,8 +104,8 @@ class AggregateOverflow(InvalidRequest):
     """A merged value does not fit its column. Nothing was written."""
 
 
-class NoSuchTable(InvalidRequest):
-    """The store has no table of that name."""
+class NoSuchTable(InvalidRequest, KeyError):
+    """The store has no table of that name. It is also a KeyError, because ``store["files"]`` raises it, too."""
 
 
 class TableExists(InvalidRequest):

@@ -48,11 +48,6 @@ def test_where_spark_is_imported() -> None:
     assert {name for name in importing if not name.startswith("kvstore/spark/")} == {"kvstore/cli/demo/spark_reader.py"}
 
 
-def test_the_pages_for_spark_say_when_writes_are_seen() -> None:
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert "within 250 ms, on large tables within five index commits, and at once after `table.flush()`" in readme
-
-
 def test_errors_that_operations_explain_are_raised() -> None:
     explained = re.findall(r"`(\w+): ([^`]+)`", (ROOT / "docs" / "operations.md").read_text())
     assert len(explained) >= 5

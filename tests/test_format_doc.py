@@ -27,7 +27,7 @@ from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog import edits, image, store_file
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, Epoch, Offset, SchemaId, next_sequence
-from logformat.log import batch, index_state, segment, sparse_index, writer_entry
+from logformat.log import batch, index_state, published_end, segment, sparse_index, writer_entry
 from logformat.replica import manifest as replica_told, object_file as replica_object
 from logformat.rows import rows, schema as schemas
 from tests.documents import (
@@ -88,6 +88,14 @@ def decoded_times(_: bytes) -> dict[str, Any]:
 
 def decoded_remembered(_: bytes) -> dict[str, Any]:
     return writer_entry.decode_entry(WRITER, FORMAT.dump("Writer entry")).batches[0]._asdict()
+
+
+def decoded_published(data: bytes) -> dict[str, Any]:
+    found = published_end.decode(data)
+    if found is None:
+        raise CorruptData("A published end is void, or no record.")
+    assert published_end.encode(found) == data
+    return found._asdict() | {"store_id": found.store_id.bytes, "owner": found.owner.bytes}
 
 
 def decoded_snapshot(data: bytes) -> dict[str, Any]:
@@ -221,6 +229,7 @@ STORED = [
         *("Times of a state record", index_state.TIMES, decoded_times, lambda data: data),
         *("State record of version 2", 88),
     ),
+    Stored("PUBLISHED", published_end.LAYOUT, decoded_published, lambda data: data, "PUBLISHED"),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
     Stored("Catalog edit", edits.HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
     Stored("Catalog image", image.RECORD_HEAD, decoded_image_record, image_record_again, "Catalog image"),
@@ -340,6 +349,7 @@ def test_a_setting_is_the_one_in_the_code(setting: str, value: str) -> None:
 
 
 NOT_LIMITS = {
+    "PUBLISHED",
     "STORE",
     "FOLLOWING",
     "LOCK",

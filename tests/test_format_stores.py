@@ -106,6 +106,7 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     assert paths.is_task_file(examples["rows"].name)
     assert not paths.is_task_file(examples["batches"].name)
     assert examples["LOCK"] == bucket / paths.LOCK_FILE
+    assert examples["PUBLISHED"] == bucket / paths.PUBLISHED_FILE
     assert examples["log"] == paths.segment_file(log, base)
     assert examples["index"] == paths.sparse_index_file(log, base)
     assert examples["writers"] == paths.writers_file(log, base)

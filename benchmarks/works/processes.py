@@ -1,19 +1,27 @@
-"""Two processes that write a bucket each, beside one that writes one; ``bucket_writer`` is what they run."""
+"""Several processes: two that write a bucket each, beside one that writes one; and one that reads what another writes.
+
+``bucket_writer`` and ``row_writer`` are what the others run.
+"""
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import kvstore
-from benchmarks.measuring import Figure, Setting, in_turns
+from benchmarks.measuring import KVSTORE, Figure, Setting, in_turns
 from benchmarks.rows import SCHEMA, Rows
 
 TWO_BUCKETS = "update of buckets, batches of 25,000"
 ONE, TWO = "one process", "two processes"
+SEEN = "a row that another process wrote, from its acknowledgement until it is read, {}"
+SEEN_MEDIAN, SEEN_P99 = SEEN.format("median"), SEEN.format("p99")
+_ROWS_SEEN = 300
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
@@ -26,14 +34,40 @@ def figures(setting: Setting) -> Iterator[Figure]:
     yield from in_turns(TWO_BUCKETS, {ONE: lambda: _rate(writers[:1]), TWO: lambda: _rate(writers)}, setting.rounds)
     for writer in writers:
         writer.communicate()
+    yield from _seen(setting.place("seen") / "store", setting.rounds)
+
+
+def _seen(path: Path, rounds: int) -> Iterator[Figure]:
+    with kvstore.open(path) as store:
+        store.create_table("t", {"k": "int64", "v": "int64"}, "k")
+    writer = _run("row_writer", path)
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        for number in range(rounds + 1):
+            took = []
+            for k in range(number * _ROWS_SEEN, (number + 1) * _ROWS_SEEN):
+                print(k, file=writer.stdin, flush=True)
+                acknowledged = float(writer.stdout.readline())
+                assert table.get(k) is not None, "a stale read"
+                took.append(1000 * (time.monotonic() - acknowledged))
+            if number:
+                yield Figure(SEEN_MEDIAN, KVSTORE, statistics.median(took), "ms")
+                yield Figure(SEEN_P99, KVSTORE, statistics.quantiles(took, n=100)[98], "ms")
+    writer.communicate()
 
 
 def _started(path: Path, bucket: int, rows: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.works.bucket_writer", str(path), str(bucket), str(rows)]
-    writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    writer = _run("bucket_writer", path, bucket, rows)
     assert writer.stdout is not None
     writer.stdout.readline()
     return writer
+
+
+def _run(program: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"benchmarks.works.{program}", *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _rate(writers: list[subprocess.Popen[str]]) -> float:

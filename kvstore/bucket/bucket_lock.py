@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
-from kvstore.disk.lock import ProcessLock, RecoveryLock
+from kvstore.disk.lock import ProcessLock, RecoveryLock, is_locked
 from logformat import paths
 
 
@@ -38,12 +38,26 @@ class BucketLock:
 
     def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
         self._recovery = RecoveryLock(directory, files, clock)
-        self._lock = ProcessLock(directory / paths.LOCK_FILE, files)
+        self._path = directory / paths.LOCK_FILE
+        self._files = files
+        self._lock = ProcessLock(self._path, files)
 
     @property
     def held(self) -> bool:
         """Whether this process holds it."""
         return self._lock.held
+
+    def is_written(self) -> bool | None:
+        """Whether a process writes the bucket, which may be this one; None while one recovers it.
+
+        Raises:
+            StoreError: See :meth:`RecoveryLock.looked_at`.
+            OSError: The lock can't be looked at.
+        """
+        if self._lock.held:
+            return True
+        with self._recovery.looked_at() as is_recovered:
+            return None if is_recovered else is_locked(self._path, self._files)
 
     def try_acquire(self) -> bool:
         """Take the lock to recover the bucket, unless another process writes it; waits while one only recovers it.

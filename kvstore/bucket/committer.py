@@ -57,7 +57,7 @@ from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallReplacement, SmallRequest, Submitted
+from kvstore.request.small import SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -85,7 +85,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
-_FEW_ROWS = SmallRequest, SmallReplacement
+_FEW_ROWS = SmallRequest, SmallConditional
 
 
 class Committer:
@@ -100,6 +100,7 @@ class Committer:
     Attributes:
         index: The index; reads need the bucket's lock while changes are uncommitted.
         all_committed: Whether the last commit of the index has everything acknowledged, so that a read needs no lock.
+        durable_state: State of the bucket with every change that is acknowledged and durable: what others see.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Committer:
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None wakes the thread
         self._gate = threading.Lock()
         self.all_committed = not path.index.writing
+        self.durable_state = path.state
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._submitted = self._settled = 0
@@ -471,6 +473,8 @@ class Committer:
             self._path.log.append(batches, durable=durable)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
+        if durable:
+            self.durable_state = self._path.state
         self._applied_last = self._clock.monotonic()
 
     # Commits over several buckets
@@ -553,6 +557,7 @@ class Committer:
                     self._restore()
                     raise write_refusal(error, self._context.place.index) from error
             self.all_committed = True
+            self.durable_state = self._path.state
             self._plan(self._clock.monotonic() - began)
             self._meter.commit.since(began)
 

@@ -10,7 +10,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.request.preparation import request_of, requests_of
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallReplacement, SmallRequest, Submitted, small_writes
+from kvstore.request.small import SmallConditional, SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
@@ -38,11 +38,15 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
-    if isinstance(request, SmallReplacement) and request.writes is small_writes(definition):
-        stored = path.index.value(request.operation.code)
-        if stored is None or request.writes.rows.hash_of(request.operation.code, stored) is not None:
-            small = SmallRequest([request.operation], request.writes)
-            return path.apply_all([small])[0] if stored == request.expected else None
+    if isinstance(request, SmallConditional) and request.writes is small_writes(definition):
+        (code,) = request.keys
+        stored = path.index.value(code)
+        if stored is None or request.writes.rows.hash_of(code, stored) is not None:
+            try:
+                operation = request.operation_on(stored)
+            except InvalidRequest as error:
+                return error
+            return None if operation is None else path.apply_all([SmallRequest([operation], request.writes)])[0]
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.

@@ -12,17 +12,18 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
-from kvstore.bucket.reader import BucketReader
+from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.errors import StoreClosed, UnsupportedOperation
+from kvstore.errors import OffsetOutOfRange, StoreClosed, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
-from kvstore.log.segments import KnownEnd, LogFiles, LogIdentity
+from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.log.writer_state import WriterStates, uncounted_after
+from kvstore.memtable.generation import Entry
 from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Prepared
 from kvstore.request.small import Submitted
@@ -42,7 +43,7 @@ class BucketHandle:
 
     Args:
         context: Of the bucket.
-        read_only: See :class:`kvstore.bucket.reader.BucketReader`.
+        read_only: See :class:`kvstore.bucket.reading.reader.BucketReader`.
         readers: All buckets of the process whose index is open for reading.
     """
 
@@ -59,7 +60,6 @@ class BucketHandle:
         self._lock = threading.Lock()
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
-        self._known_end = KnownEnd(context.place.log, context.files)
         self._reader = BucketReader(context, self._ownership, self._lock, read_only, lambda: readers.add(self))
 
     @property
@@ -76,8 +76,7 @@ class BucketHandle:
         engine = self._engine
         if engine is not None:
             return engine.committer.state.back_offset  # without the bucket's lock, which the caller may hold
-        with self._view() as view:
-            return view.state().back_offset
+        return self.committed().back_offset
 
     def submit(self, request: Submitted, *, waits: bool = True, here: bool = False) -> None:
         """Have a request answered, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
@@ -158,7 +157,9 @@ class BucketHandle:
                     if self._ended(engine):
                         continue
                     return engine.committer.index.value(key)
-            index = self.reader() if engine is None else engine.committer.index
+            index, newer = self.ready_for(key) if engine is None else (engine.committer.index, None)
+            if newer is not None:
+                return newer[1]
             try:
                 return index.environment.get(key)  # an engine may have come, whose changes need the bucket's lock
             except StoreClosed:
@@ -171,40 +172,31 @@ class BucketHandle:
             with self._lock:
                 if not self._ended(engine):
                     return engine.committer.state
-        with self._opening:
-            known = self._reader.state_at_rest() if self._engine is None else None
-        if known is not None:
-            return known
-        with self._view() as view:
-            return view.state()
+        return self.committed()
 
     def committed(self) -> IndexState:
-        """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing.
-
-        Every :data:`kvstore.bucket.reader.RECOVER_SECONDS` it looks whether a writer died, or the index was rebuilt.
-        """
+        """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing."""
         with self._opening:
             if self._engine is not None:
                 self._engine.committer.check()
-                return self._engine.committer.index.committed_state()
-            index = self._reader.index
-            if index is not None and self._reader.was_just_looked_at:
-                return index.committed_state()
-            known = self._reader.state_at_rest()
+                return self._engine.committer.durable_state
+            index = self._reader.ready()
+            known = self._reader.state_at_rest() if index is None else self._reader.state_after(index.committed_state())
         return known if known is not None else self._looked()
 
     @uninterrupted
     def _looked(self) -> IndexState:
         with self._opening:
-            found = self._reading().committed_state()
+            index = self._reading()
+            found = self._reader.state_after(index.committed_state()) if self._engine is None else None
         self._readers.shrink()
-        return found
+        return self.committed() if found is None else found
 
     def shown(self) -> IndexState:
         """State of the bucket with every acknowledged change, once every process sees these changes."""
-        self.flush()
-        with self._view() as view:
-            return view.state()
+        if self._options.durability != "sync":
+            self.flush()
+        return self.committed()
 
     def row_count(self) -> int:
         """Number of rows; of a log table, number of appended records.
@@ -227,14 +219,8 @@ class BucketHandle:
         return self
 
     def log_end(self) -> Offset:
-        """The offset after every change that any process has acknowledged.
-
-        Of what another process writes, this is where the whole batches of the log's files end: what is not committed
-        to the index is counted, and so is a batch that is being written and not acknowledged yet.
-        """
-        if self._engine is not None:
-            return self.state().applied_offset
-        return self._known_end.after(self.committed().applied_offset, self.log)
+        """The offset after every change that any process has acknowledged, and made durable if it is another one."""
+        return self.state().applied_offset
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
@@ -247,6 +233,13 @@ class BucketHandle:
                 yield view
         finally:
             del self._scans[scan]
+
+    @contextmanager
+    def indexed(self) -> Iterator[View]:
+        """A view of what is committed to the index, and nothing else; of a bucket that is written here, all of it."""
+        self.flush()
+        with self._index_view(Index.scan_view) as (_, view):
+            yield view
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
@@ -486,7 +479,21 @@ class BucketHandle:
 
     @contextmanager
     def _view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
-        """A view of the last commit."""
+        """A view of the last commit of this process, or of all that another one has published."""
+        while True:
+            with self._index_view(kind) as (index, view):
+                try:
+                    newer = self._newer(index, view)
+                except OffsetOutOfRange:
+                    # The log has expired up to a later commit, since the view was opened.
+                    if index.committed_state() == view.state():
+                        raise
+                    continue
+                yield newer
+                return
+
+    @contextmanager
+    def _index_view(self, kind: Callable[[Index], AbstractContextManager[View]]) -> Iterator[tuple[Index, View]]:
         with ExitStack() as stack:
             while True:
                 index = self.reader()
@@ -496,7 +503,23 @@ class BucketHandle:
                 except StoreClosed:
                     if not self._was_closed(index):
                         raise
-            yield view
+            yield index, view
+
+    def _newer(self, index: Index, view: View) -> View:
+        with self._opening:
+            if self._engine is not None and self._engine.committer.index is index:
+                return view
+            return self._reader.newer(view)
+
+    def ready_for(self, key: bytes) -> tuple[Index, Entry | None]:
+        """The index, and what the log has of a key that the index lacks."""
+        with self._opening:
+            index = self._reader.ready() if self._engine is None else None
+            if index is not None:
+                return index, self._reader.newest(key)
+        index = self._opened_reader()
+        with self._opening:
+            return index, self._reader.newest(key) if self._reader.index is index else None
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
@@ -515,7 +538,7 @@ class BucketHandle:
     def reader(self) -> Index:
         """The index, to read its last commit."""
         with self._opening:
-            index = self._reader.ready() if self._engine is None else None
+            index = self._reader.ready() if self._engine is None else self._engine.committer.index
         return self._opened_reader() if index is None else index
 
     @uninterrupted

@@ -5,7 +5,7 @@ Theory of operation. One process at a time owns a bucket: it holds the bucket's 
 over several buckets, takes the lock; then it is WRITING, with an engine. Others wait until the engine has recovered the
 bucket. It goes back to READING when the process stops writing, or hands the bucket over to another process that
 commits. ``drop_table`` claims every bucket first, so that no process can begin to write: CLAIMED, or WRITING_CLAIMED
-where this process writes. Recovery on behalf of a reader borrows the lock for a moment, and changes no state.
+where this process writes. A reader that has to build the index borrows the lock for a moment, and changes no state.
 
 Every call here is made under the handle's mutex, so the table has no races of its own.
 """
@@ -138,6 +138,10 @@ class BucketOwnership:
             return False
         self._change(Event.TAKE)
         return True
+
+    def is_written(self) -> bool | None:
+        """Whether a process writes the bucket; see :meth:`BucketLock.is_written`."""
+        return self._lock.is_written()
 
     def recovered(self) -> None:
         """Let others go on: the bucket's index has everything that earlier writers acknowledged."""

@@ -94,12 +94,13 @@ def _opened(
 
 def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
     """Whether the log ends at the index's synced position, and the index has all of it."""
+    if state.applied_offset != state.synced_offset:
+        return False
+    if LogFiles(place.log, place.identity, files).bases()[-1:] != [state.synced_base]:
+        return False
     last = paths.segment_file(place.log, state.synced_base)
-    return (
-        state.applied_offset == state.synced_offset
-        and LogFiles(place.log, place.identity).bases()[-1:] == [state.synced_base]
-        and ends_at(last, last.stat().st_size, state.synced_position, files)
-    )
+    found = files.status(last)
+    return found is not None and ends_at(last, found.st_size, state.synced_position, files)
 
 
 def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:

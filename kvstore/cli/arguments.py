@@ -7,7 +7,7 @@ import datetime as dt
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -149,6 +149,19 @@ def key_of(cells: Sequence[str], table: kvstore.ReadTable) -> pa.Table:
     if names is None:
         raise UnsupportedOperation("A log table has no key; read it with `kvstore changelog`.", table=table.name)
     return pa.Table.from_batches([parse_key(cells, [table.schema.field(name) for name in names])])
+
+
+def beginning_of(cells: Sequence[str] | None, table: kvstore.ReadTable) -> dict[str, Any] | None:
+    """The first columns of a key from their values on the command line; None if there are none.
+
+    Raises:
+        UnsupportedOperation, SchemaMismatch: See :func:`key_of`.
+    """
+    if not cells:
+        return None
+    fields = [table.schema.field(name) for name in table.primary_key or ()][: len(cells)]
+    found: dict[str, Any] = parse_key(cells, fields).to_pylist()[0] if fields else {}
+    return found
 
 
 def start_of(given: str) -> Start:

@@ -99,6 +99,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     rows.scan: (
         "scan /data/store files --limit 10",
         "scan /data/store files --columns path,size --json",
+        "scan /data/store files --prefix src/ --reverse",
         "scan /data/store files --where \"size > 1000 and path like 'src/%'\"",
     ),
     writing.upsert: (

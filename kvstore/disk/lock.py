@@ -241,12 +241,7 @@ class RecoveryLock(_Flock):
         """
         if self._descriptor >= 0:
             return
-        try:
-            descriptor = self._files.open_directory(self._directory)
-        except OSError as error:
-            self._files.verify()
-            missing = isinstance(error, FileNotFoundError)
-            raise _missing(self._directory) if missing else refusal(error, self._directory) from error
+        descriptor = self._opened()
         try:
             if not _waited(descriptor, self._clock, RECOVERY_WAIT_SECONDS):
                 raise StoreLocked(
@@ -259,6 +254,34 @@ class RecoveryLock(_Flock):
             os.close(descriptor)
             raise
         self._descriptor = descriptor
+
+    @contextmanager
+    def looked_at(self) -> Iterator[bool]:
+        """Whether another process holds the lock; if not, none takes it meanwhile.
+
+        Raises:
+            StoreError: What :meth:`acquire` raises, but for StoreLocked.
+        """
+        descriptor = self._opened()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield True
+        else:
+            try:
+                yield False
+            finally:
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+        finally:
+            os.close(descriptor)
+
+    def _opened(self) -> int:
+        try:
+            return self._files.open_directory(self._directory)
+        except OSError as error:
+            self._files.verify()
+            missing = isinstance(error, FileNotFoundError)
+            raise _missing(self._directory) if missing else refusal(error, self._directory) from error
 
     def release(self) -> None:
         """Release the lock, if it is held."""
@@ -351,7 +374,7 @@ def is_locked(path: Path, files: Files | None = None) -> bool:
 
 def _refuses(path: Path, kind: int, files: Files) -> bool:
     try:
-        descriptor = files.open_name(path, os.O_RDWR)
+        descriptor = files.open_name(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:

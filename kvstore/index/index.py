@@ -147,6 +147,27 @@ class View:
             if following is not None and (stop is None or following < stop):
                 yield from self.leaves.found(chunk, following, stop)
 
+    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+        """Like :meth:`found`, from the last rows to the first: each has rows in key order, all before the one before.
+
+        Reads hardly more rows than are asked for.
+        """
+        pairs = self._backwards(start, stop)
+        step = min(chunk, _STEP_ROWS)
+        while waiting := _until_full(pairs, step):
+            keys, values = zip(*reversed(waiting), strict=True)
+            yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
+            step = chunk
+
+    def _backwards(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
+        with self._transaction.cursor() as cursor:
+            # After `prev` without a key before, or `last` in an empty database, there is no pair.
+            if cursor.prev() if stop is not None and cursor.set_range(stop) else cursor.last():
+                for pair in cursor.iterprev(keys=True, values=True):
+                    if pair[0] < start:
+                        return
+                    yield pair
+
     def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[FoundRows]:
         found = self._between(start, stop)
         waiting_keys: list[bytes] = []
@@ -432,6 +453,16 @@ class Index:
             self._page_bytes, self._leaf_pages = found["psize"], found["leaf_pages"]
             self._touched = 0
         return self._transaction
+
+
+def _until_full(pairs: Iterator[tuple[bytes, bytes]], rows: int) -> list[tuple[bytes, bytes]]:
+    """The next pairs, at most so many, and hardly more than :data:`CHUNK_BYTES`."""
+    found: list[tuple[bytes, bytes]] = []
+    size = 0
+    while size < CHUNK_BYTES and (some := list(islice(pairs, min(_STEP_ROWS, rows - len(found))))):
+        found += some
+        size += sum(len(value) for _, value in some)
+    return found
 
 
 def _until(pairs: Iterator[tuple[bytes, bytes]], stop: bytes) -> Iterator[tuple[bytes, bytes]]:

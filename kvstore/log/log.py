@@ -8,6 +8,7 @@
 * The end is the durable end plus the batches that wait for a sync, which are kept in memory. Refused batches are in
   neither.
 * A short write is truncated, so that no batch ever follows half a batch.
+* After each sync the durable end is published, and only then are callers answered.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from kvstore.disk.files import Files, refusal
 from kvstore.errors import LogFailed, StoreError, StoreFull
+from kvstore.log.published import EndPublisher
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
 from kvstore.log.segments import LogEnd, LogIdentity
 from logformat import paths
@@ -56,6 +58,8 @@ class Log:
             files.let_go(directory)
             raise
         self._index = SparseIndexWriter(directory, end.base, files)
+        self._published = EndPublisher(directory.parent, identity, files)
+        self._published.publish(end.offset)
 
     @property
     def end(self) -> LogEnd:
@@ -135,6 +139,7 @@ class Log:
         self._index.add(self._unsynced, self._durable.position)
         self._durable = self._end
         self._unsynced = []
+        self._published.publish(self._durable.offset)
 
     def roll(self, writers: bytes) -> None:
         """Continue in a new segment, unless this one is still empty.
@@ -171,6 +176,7 @@ class Log:
             self._segment.cut_ahead()
         self._segment.close()
         self._index.close()
+        self._published.close()
         self._files.let_go(self._directory)
 
     def _write(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:

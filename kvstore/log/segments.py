@@ -20,7 +20,7 @@ from uuid import UUID
 import numpy as np
 
 from kvstore.disk.address_space import mapped
-from kvstore.disk.files import Files, data_ranges, no_file, open_file, size_of
+from kvstore.disk.files import Files, data_ranges, no_file, open_file, refusals, size_of
 from kvstore.errors import CorruptBatch, CorruptData, OffsetOutOfRange
 from logformat import paths
 from logformat.ids import OFFSET_MAX, BucketId, Offset, Position, TableId
@@ -69,6 +69,13 @@ class FoundBatch:
     def end(self) -> Position:
         """Position of the next batch."""
         return Position(self.position + self.header.size)
+
+    @property
+    def after(self) -> LogEnd:
+        """Where the batch after this one may begin."""
+        base = paths.segment_base(self.path.name)
+        assert base is not None
+        return LogEnd(base, self.end, self.header.next_offset)
 
 
 class Mark(NamedTuple):
@@ -299,6 +306,24 @@ class LogFiles:
                 offset=base,
             ) from error
 
+    def sync(self, start: Offset) -> None:
+        """Make durable what the files have from an offset on, which another process has written.
+
+        Raises:
+            StoreError: The disk failed.
+        """
+        first = self._base_of(start)
+        for base in (base for base in self.bases() if base >= first):
+            path = paths.segment_file(self._directory, base)
+            with refusals(path):
+                descriptor = self._files.open_name(path, os.O_RDONLY)
+                try:
+                    self._files.sync(descriptor)
+                finally:
+                    os.close(descriptor)
+        with refusals(self._directory):
+            self._files.sync_directory(self._directory)
+
     def batches(self, start: Offset, end: Offset, *, counts_only: bool = False) -> Iterator[FoundBatch]:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
 
@@ -310,10 +335,35 @@ class LogFiles:
             OffsetOutOfRange: The log begins after ``start``, possibly only once the iterator continues.
             CorruptBatch: A batch or the chain of segments is damaged.
         """
-        if start >= end:
-            return
-        base = self._base_of(start)
-        expected, position = self._near(base, start)
+        if start < end:
+            base = self._base_of(start)
+            expected, position = self._near(base, start)
+            yield from self._batches(LogEnd(base, position, expected), start, end, counts_only)
+
+    def batches_at(self, place: LogEnd, end: Offset) -> Iterator[FoundBatch]:
+        """Batches from a known place on, up to an offset; raises what :meth:`batches` raises."""
+        if place.offset < end:
+            self._base_of(place.offset)
+            yield from self._batches(place, place.offset, end, counts_only=False)
+
+    def place(self, offset: Offset) -> LogEnd:
+        """Where the batch begins that has an offset as its first, or where the log ends with it.
+
+        Raises:
+            OffsetOutOfRange: The log begins after the offset.
+            CorruptBatch: The log is damaged, or no batch begins or ends there.
+        """
+        base = self._base_of(offset)
+        expected, position = self._near(base, offset)
+        place = LogEnd(base, position, expected)
+        for found in self._batches(place, expected, offset, counts_only=True):
+            place = found.after
+        if place.offset != offset:
+            raise CorruptBatch("No batch of a log begins where it should; run `kvstore check`.", offset=offset)
+        return place
+
+    def _batches(self, place: LogEnd, start: Offset, end: Offset, counts_only: bool) -> Iterator[FoundBatch]:
+        base, position, expected = place
         while expected < end:
             if end == OFFSET_MAX:
                 self._look(base, position, expected)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.reads import BucketReads
-from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.native_rows import native_columns
+from kvstore.read.ranges import after
 from kvstore.read.scan import KeyRange, rows_now
 from kvstore.request.partition import bucket_finder, buckets_of_rows
 from kvstore.request.row_layout import TableLayout, layout_of
@@ -110,28 +110,13 @@ class SingleReads:
         return row if row.pop(FOUND) else None
 
 
-def prefix_row(prefix: Any, key_schema: pa.Schema) -> pa.RecordBatch:
-    """Values of the first columns of a key, as one row.
-
-    Raises:
-        SchemaMismatch: The values are not a prefix of a key, or do not fit.
-    """
-    names = key_schema.names
-    if not isinstance(prefix, Mapping):
-        values = list(prefix) if isinstance(prefix, (tuple, list)) else [prefix]
-        prefix = dict(zip(names, values, strict=False)) if len(values) <= len(names) else dict(enumerate(values))
-    if not prefix or set(prefix) != set(names[: len(prefix)]):
-        raise SchemaMismatch("A prefix needs values for the first columns of the key.", given=list(prefix), key=names)
-    return intake.one_batch(dict(prefix), pa.schema([key_schema.field(name) for name in names[: len(prefix)]]))
-
-
 def rows_of_prefix(
     handles: Sequence[BucketReads], current: Callable[[], TableDefinition], prefix: pa.RecordBatch
 ) -> pa.Table:
     """All rows whose key begins with the values in the single row of ``prefix``."""
     definition = current()
     start = layout_of(definition).keys.encode_prefix(prefix.columns).to_list()[0]
-    keys = KeyRange(start, _after(start))
+    keys = KeyRange(start, after(start))
     if set(definition.bucket_key or ()) <= set(prefix.schema.names):
         handles = [handles[int(buckets_of_rows(definition, prefix)[0])]]
     batches = []
@@ -158,9 +143,3 @@ def _found(
         places.append(its_keys[there])
         columns.append(values)
     return np.concatenate(places), binary_column.concatenate(columns)
-
-
-def _after(prefix: bytes) -> bytes | None:
-    """The smallest byte string after all that begin with ``prefix``; None if there is none."""
-    shorter = prefix.rstrip(b"\xff")
-    return shorter[:-1] + bytes([shorter[-1] + 1]) if shorter else None

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
+from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
@@ -53,7 +55,7 @@ def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple
         high = min(high, ranges[-1].stop)
     inner = evenly_between(low, high, parts) if low < high else []
     cut = [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
-    found = [tuple(filter(None, (_common(each, part) for each in ranges))) for part in cut]
+    found = [tuple(filter(None, (common(each, part) for each in ranges))) for part in cut]
     return [part for part in found if part]
 
 
@@ -91,7 +93,7 @@ def _number(key: bytes, shared: int) -> int:
     return int.from_bytes(key[shared : shared + _WORD].ljust(_WORD, b"\0"), "big")
 
 
-def _common(one: KeyRange, other: KeyRange) -> KeyRange | None:
+def common(one: KeyRange, other: KeyRange) -> KeyRange | None:
     """Intersection of two ranges; None if it is empty."""
     start = max(one.start, other.start)
     stops = [each.stop for each in (one, other) if each.stop is not None]
@@ -115,13 +117,34 @@ def scan_schema(definition: TableDefinition, columns: Sequence[str] | None = Non
 
 
 def rows_now(
-    view: View, definition: TableDefinition, columns: Sequence[str] | None = None, keys: KeyRange | None = None
+    view: View,
+    definition: TableDefinition,
+    columns: Sequence[str] | None = None,
+    keys: KeyRange | None = None,
+    *,
+    reverse: bool = False,
+    batch_rows: int = SCAN_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a view, in key order."""
+    """Rows of a view, in key order, or in the reverse of it.
+
+    Args:
+        batch_rows: Largest number of rows of a batch.
+    """
     layout = layout_of(definition)
-    within = keys or KeyRange()
-    for found in view.found(SCAN_ROWS, within.start, within.stop):
-        yield rows_found(layout, found, columns)
+    for found in _found(view, keys or KeyRange(), batch_rows, reverse=reverse):
+        rows = rows_found(layout, found, columns)
+        yield backwards(rows) if reverse else rows
+
+
+def _found(view: View, within: KeyRange, rows: int, *, reverse: bool) -> Iterator[FoundRows]:
+    if reverse:
+        return view.found_reversed(rows, within.start, within.stop)
+    return view.found(rows, within.start, within.stop)
+
+
+def backwards(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows from the last to the first."""
+    return rows.take(pa.array(np.arange(rows.num_rows - 1, -1, -1)))
 
 
 def rows_as_of(
@@ -131,11 +154,16 @@ def rows_as_of(
     offset: Offset,
     columns: Sequence[str] | None = None,
     keys: Sequence[KeyRange] = (KeyRange(),),
+    *,
+    reverse: bool = False,
+    batch_rows: int = SCAN_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """Rows as of ``offset``, in key order: the current rows with all later changes undone.
 
     Args:
         keys: Ranges of keys, disjoint and in order.
+        reverse: Whether to read them from the last to the first.
+        batch_rows: Largest number of current rows of a batch.
 
     Raises:
         OffsetOutOfRange: The log no longer has the changes since then, or the offset is in the future.
@@ -143,8 +171,11 @@ def rows_as_of(
     now = view.state().applied_offset
     if not 0 <= offset <= now:
         raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
+    ordered = keys[::-1] if reverse else keys
     if offset == now:
-        return chain.from_iterable(rows_now(view, definition, columns, within) for within in keys)
+        return chain.from_iterable(
+            rows_now(view, definition, columns, within, reverse=reverse, batch_rows=batch_rows) for within in ordered
+        )
     check_undoable(definition)
     layout = layout_of(definition)
     names = list(columns) if columns is not None else definition.schema.names
@@ -153,8 +184,9 @@ def rows_as_of(
         log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
     )
     undone = first_changes(changes, definition, names)
+    undo = _rows_undone_reversed if reverse else _rows_undone
     return chain.from_iterable(
-        _rows_undone(view, definition, _within(undone, within), names, within) for within in keys
+        undo(view, definition, _within(undone, within), names, within, batch_rows) for within in ordered
     )
 
 
@@ -221,11 +253,11 @@ def matching(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
 
 
 def _rows_undone(
-    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange
+    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange, batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     layout = layout_of(definition)
     place = 0
-    for found in view.found(SCAN_ROWS, within.start, within.stop):
+    for found in view.found(batch_rows, within.start, within.stop):
         rows, found_keys = rows_found(layout, found, names), found.keys()
         until = bisect_right(undone.keys, found_keys[-1])
         yield _replaced(rows, found_keys, undone, slice(place, until))
@@ -233,6 +265,21 @@ def _rows_undone(
     if place < len(undone.keys):
         none = undone.keys.slice(0, 0)
         yield _replaced(undone.rows.slice(0, 0), none, undone, slice(place, len(undone.keys)))
+
+
+def _rows_undone_reversed(
+    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    layout = layout_of(definition)
+    place = len(undone.keys)
+    for found in view.found_reversed(batch_rows, within.start, within.stop):
+        rows, found_keys = rows_found(layout, found, names), found.keys()
+        since = bisect_left(undone.keys, found_keys[0])
+        yield backwards(_replaced(rows, found_keys, undone, slice(since, place)))
+        place = since
+    if place:
+        none = undone.keys.slice(0, 0)
+        yield backwards(_replaced(undone.rows.slice(0, 0), none, undone, slice(0, place)))
 
 
 def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:

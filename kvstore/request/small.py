@@ -6,7 +6,7 @@ others go the long way, which makes the same bytes; so does a small request of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence as Several
+from collections.abc import Callable, Iterable, Sequence as Several
 from ctypes import CDLL
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,7 +25,7 @@ from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, Wri
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
-from logformat.rows.few.few_rows import FewRowsCodec, Operation
+from logformat.rows.few.few_rows import Cells, FewRowsCodec, Operation
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
@@ -121,6 +121,13 @@ class SmallWrites:
         operations = self.rows.operations(rows, request.changes.is_delete)
         return None if operations is None or bytes_of(operations) > BYTES_MAX else operations
 
+    def bucket_of(self, key: Cells) -> BucketId:
+        """The bucket of a key."""
+        if self._definition.buckets == 1:
+            return BucketId(0)
+        code = b"".join([self.rows.code_of(key, place) for place in self._places])
+        return BucketId(bucket_of(code, self._definition.buckets))
+
     def fit(self, requests: Several[Request | SmallRequest]) -> bool:
         """Whether a group has few rows, and fewer of Arrow data, which have to be converted here."""
         if sum([request.count for request in requests]) > GROUP_ROWS_MAX:
@@ -133,8 +140,7 @@ class SmallWrites:
             return {BucketId(0): SmallRequest(operations, self)}
         parts: dict[BucketId, list[Operation]] = {}
         for each in operations:
-            code = b"".join([self.rows.code_of(each.key, place) for place in self._places])
-            parts.setdefault(BucketId(bucket_of(code, self._definition.buckets)), []).append(each)
+            parts.setdefault(self.bucket_of(each.key), []).append(each)
         return {bucket: SmallRequest(part, self) for bucket, part in sorted(parts.items())}
 
 
@@ -173,18 +179,17 @@ class SmallRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SmallReplacement(ConditionalRequest):
-    """A conditional request to store one row, for which values are compared as they are stored.
+class SmallConditional(ConditionalRequest):
+    """A conditional request about one key that stores a row, decided by the stored bytes.
 
     Attributes:
-        operation: Stores the row.
-        expected: The value that is to be there now; None if there is to be none.
+        operation_on: Returns the operation, or None if nothing is to be written, given the value that is there, which
+            was verified; None if there is none. It may raise InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
             turn comes, or the stored row is of another schema, ``decide`` decides.
     """
 
-    operation: Operation
-    expected: bytes | None
+    operation_on: Callable[[bytes | None], Operation | None]
     writes: SmallWrites
 
 

@@ -38,9 +38,8 @@ class KvStoreSource(DataSource):
     Options: ``path`` (a directory or a ``file:`` URI; or the URL of a replica, which is only read) and ``table``
     (``name``, ``name$changelog`` or ``name$binlog``); docs/spark.md has the others.
 
-    Spark runs in another process than the writer and reads what is committed: an acknowledged write is visible after
-    at most 250 ms, or, on large tables where a commit of the index takes longer than 50 ms, after five such commits;
-    after ``table.flush()`` all writes are visible.
+    Spark runs in another process than the writer and reads what is durable: an acknowledged write at once, or, with
+    durability ``interval`` or ``none``, later; after ``table.flush()`` all writes are visible.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -125,7 +125,7 @@ def check_bucket(
     bucket: BucketId,
     verified: Callable[[int], object] = lambda _: None,
 ) -> BucketReport:
-    """Check one bucket, up to what is committed now; writes continue meanwhile.
+    """Check one bucket, up to what is durable now; writes continue meanwhile.
 
     Args:
         verified: Called with the number of bytes of each part that was verified.
@@ -153,13 +153,16 @@ def _check(
     handle.verify_pages()
     # Listed before the view is opened: a later snapshot may be ahead of the view.
     snapshots = list(_valid_snapshots(handle, report))
-    with handle.snapshot() as view:
+    with handle.indexed() as view:
         state = view.state()
         log = _LogReplay(definition, report, snapshots, start)
         for found in handle.log.batches(start, state.applied_offset):
             log.add(found)
             verified(found.header.size)
         log.compare(state, view)
+        for found in handle.log.batches(state.applied_offset, handle.committed().applied_offset):
+            log.add(found)  # what the index does not have yet
+            verified(found.header.size)
         report.findings += _bytes_after_segments(handle)
         if definition.primary_key is not None:
             row_bytes = _index_bytes(handle) / max(1, state.row_count)

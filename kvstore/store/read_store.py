@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -50,23 +50,37 @@ class ReadStore(ABC):
     def __iter__(self) -> Iterator[str]:
         return iter(self.list_tables())
 
-    def sql(self, query: str) -> pa.RecordBatchReader:
+    def sql(
+        self,
+        query: str,
+        params: Sequence[Any] | Mapping[str, Any] | None = None,
+        tables: Mapping[str, Any] | None = None,
+    ) -> pa.RecordBatchReader:
         """Run a query over the tables, by DuckDB in this process, such as ``SELECT count(*) FROM files WHERE n > 3``.
 
         Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
         has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
-        this store: no files, no network, no variables. Each table is read as it is when its scan begins.
+        this store and what is given in ``tables``: no files, no network, no variables. Each table is read as it is when
+        its scan begins.
+
+        Args:
+            query: A SELECT of DuckDB.
+            params: Values of the query's parameters: a list for ``?`` and ``$1``, a dict for ``$name``. What a value
+                has is never read as SQL.
+            tables: Other data by name: frames of pandas and Polars, datasets, tables of another store, and any other
+                Arrow data. A name that a table of this store has is refused.
 
         Returns:
             Batches of the result, computed while they are read.
 
         Raises:
             UnsupportedOperation: DuckDB is not installed (the extra ``sql``).
-            InvalidRequest: The query can't be run, or writes; the message has the reason. The reader may raise it, too.
+            InvalidRequest: The query can't be run, or writes, or an argument does not fit; the message has the reason.
+                The reader may raise it, too.
             NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
             CorruptData: A table is damaged. The reader may raise it, too.
         """
-        return sql.run(query, self.list_tables(), self.table)
+        return sql.run(query, self.list_tables(), self.table, params, tables)
 
     def __enter__(self) -> Self:
         return self

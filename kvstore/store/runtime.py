@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import TypeAlias
 from uuid import UUID, uuid4
@@ -431,10 +432,17 @@ def shared_runtime(
             runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership)
             _runtimes.append(runtime)
         elif runtime.options != options and not read_only:
+            differ = [
+                each.name
+                for each in fields(options)
+                if getattr(runtime.options, each.name) != getattr(options, each.name)
+            ]
             raise InvalidRequest(
-                "The store is open in this process with other settings; close it, or use the same.",
+                "The store is open in this process with other settings, which all its handles share; close it, or use"
+                " the same.",
                 path=resolved,
-                settings=runtime.options,
+                there={name: getattr(runtime.options, name) for name in differ},
+                given={name: getattr(options, name) for name in differ},
             )
         runtime.use(use, writes=not read_only)
         return runtime

@@ -21,7 +21,7 @@ from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.results import AppendResult, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallReplacement, small_writes
+from kvstore.request.small import SmallConditional, small_writes
 from kvstore.request.targets import schema_given
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
@@ -178,8 +178,8 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
     return key_row, decide
 
 
-def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> SmallReplacement | None:
-    """The same as one request, if both rows are plain dicts of a table that takes small writes; else None."""
+def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[BucketId, SmallConditional] | None:
+    """The same as one request, and its bucket, if the rows are plain dicts of a table of small writes; else None."""
     writes = small_writes(definition)
     if writes is None or writes.keeps_first or type(row) is not dict or type(expected) not in (dict, NoneType):
         return None
@@ -189,12 +189,12 @@ def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> S
     if stored is None or (expected is not None and (there is None or there[0].code != stored[0].code)):
         return None
     given = dict(row), expected and dict(expected)
-    return SmallReplacement(
-        keys=[stored[0].code],
+    operation, value = stored[0], None if there is None else there[0].value
+    return writes.bucket_of(operation.key), SmallConditional(
+        keys=[operation.code],
         decide=lambda now, rows: replacement(definition, *given)[1](now, rows),
         definition=definition,
-        operation=stored[0],
-        expected=None if there is None else there[0].value,
+        operation_on=lambda now: operation if now == value else None,
         writes=writes,
     )
 

@@ -196,9 +196,16 @@ def _check_auto_increment(column: Any, schema: pa.Schema, key: Sequence[str], en
         return
     if not isinstance(column, str) or column not in schema.names:
         raise InvalidRequest("auto_increment is the name of a column.", given=shown(column), columns=schema.names)
-    if column in key or schema.field(column).type not in _ID_TYPES:
+    if column in key:
         raise InvalidRequest(
-            "An auto-increment column is an int32 or int64 and no part of the key.",
+            "The table can't fill a column of its key: a row is stored under its key, also when it is sent twice. Give"
+            " rows a key of their own, such as a UUID, or a number from a counter: counters.increment(…).",
+            column=column,
+            primary_key=list(key),
+        )
+    if schema.field(column).type not in _ID_TYPES:
+        raise InvalidRequest(
+            "An auto-increment column is an int32 or int64.",
             column=column,
             type=schema.field(column).type,
         )

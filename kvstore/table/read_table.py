@@ -25,7 +25,8 @@ from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader
 from kvstore.read.follow import polled, range_between
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
-from kvstore.read.lookup import prefix_row, rows_of_keys, rows_of_prefix
+from kvstore.read.lookup import rows_of_keys, rows_of_prefix
+from kvstore.read.ranges import Span, check_not_whole, prefix_row, span_of
 from kvstore.read.scan import offset_as_of, rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
 from kvstore.request.partition import buckets_of_rows, place_in
@@ -152,17 +153,20 @@ class ReadTable:
     def prefix_lookup(self, prefix: Mapping[str, Any] | Sequence[Any]) -> pa.Table:
         """The rows whose keys begin with given values, in key order; with several buckets, one bucket after the other.
 
-        Only one bucket is read if the prefix has all columns of the bucket key.
+        Only one bucket is read if the prefix has all columns of the bucket key. The values are whole: keys that begin
+        with a part of a text are found by ``prefix`` of :meth:`scan`.
 
         Args:
             prefix: Values of the first columns of the key: a dict, or a tuple in key order.
 
         Raises:
             SchemaMismatch: The columns are not the first ones of the key, or a value does not fit.
+            InvalidRequest: The key's only column is text or bytes, so that the prefix is a whole key.
             CorruptData: A row is damaged.
         """
         definition = self._reading.keyed()
         values = prefix_row(prefix, layout_of(definition).key_schema)
+        check_not_whole(values, layout_of(definition).key_schema)
         reading = self._reading
         with reading.one_moment():
             return rows_of_prefix(reading.handles, lambda: reading.latest().named_as(definition), values)
@@ -186,23 +190,40 @@ class ReadTable:
         filter: pc.Expression | None = None,
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
+        *,
+        start: Keys = None,
+        stop: Keys = None,
+        reverse: bool = False,
+        prefix: Keys = None,
     ) -> pa.RecordBatchReader:
-        """Read all rows in key order, as they are at the moment of the call.
+        """Read all rows, or a range of keys, in key order, as they are at the moment of the call.
+
+        A table of several buckets gives the order of keys over all of them once ``start``, ``stop``, ``prefix`` or
+        ``reverse`` is given, and otherwise one bucket after the other, which costs less. Only rows of the range are
+        read, and with a ``limit`` hardly more than so many; memory holds one batch of each bucket.
 
         Args:
             columns: Columns to return, in this order; all if None.
             filter: Only rows for which it is true, such as ``pc.field("n") > 1``; it may use any column.
             limit: Largest number of rows.
+            start: First key (inclusive), which need not be there: a scalar, a tuple in key order, or a dict. Of a key
+                of several columns, the first of them are enough: all keys from those that begin with them on.
+            stop: Key that ends the range (exclusive), in the same forms.
+            reverse: Whether to read from the last key to the first; ``start`` is the lower end all the same.
+            prefix: Only keys that begin with it, in the same forms. The last column that is given may be the beginning
+                of a text or of bytes, such as ``"u001:"``; of any other type, and before it, values are whole.
             as_of: Read the rows as they were after all changes before this offset, or before the first commit at or
                 after this time; this needs the log since then.
 
         Raises:
             InvalidRequest: An argument is not possible; a filter that fails for a row is raised by the reader.
-            SchemaMismatch: There is no such column.
+            SchemaMismatch: There is no such column, or a key does not fit.
             OffsetOutOfRange: The log does not reach back to ``as_of``, or has not reached it yet.
             CorruptData: A row or a change is damaged; the reader may raise it.
         """
-        return self._reading.rows(self._reading.keyed(), columns, filter, limit, as_of)
+        definition = self._reading.keyed()
+        span = span_of(definition, start, stop, prefix, reverse)
+        return self._reading.rows(definition, columns, filter, limit, as_of, span)
 
     def count(self) -> int:
         """Number of rows; for a log table, number of appended records.
@@ -419,17 +440,24 @@ class ReadTable:
         filter: pc.Expression | None = None,
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
+        *,
+        start: Keys = None,
+        stop: Keys = None,
+        reverse: bool = False,
+        prefix: Keys = None,
     ) -> pa.Table:
         """All rows in key order, in memory; :meth:`scan` reads them batch by batch.
 
         Args:
-            columns, filter, limit, as_of: See :meth:`scan`.
+            columns, filter, limit, as_of, start, stop, reverse, prefix: See :meth:`scan`.
 
         Raises:
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
             UnsupportedOperation: It is a log table.
         """
-        return self.scan(columns, filter, limit, as_of).read_all()
+        return self.scan(
+            columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix
+        ).read_all()
 
     def to_pandas(
         self,
@@ -437,19 +465,25 @@ class ReadTable:
         filter: pc.Expression | None = None,
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
+        *,
+        start: Keys = None,
+        stop: Keys = None,
+        reverse: bool = False,
+        prefix: Keys = None,
     ) -> Any:
         """All rows in key order as a ``pandas.DataFrame``.
 
         A column of integers with nulls gets a nullable type of pandas, such as ``Int64``, so that each value is exact.
 
         Args:
-            columns, filter, limit, as_of: See :meth:`scan`.
+            columns, filter, limit, as_of, start, stop, reverse, prefix: See :meth:`scan`.
 
         Raises:
             UnsupportedOperation: pandas is not installed, or it is a log table.
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
-        return pandas_frame(self.to_arrow(columns, filter, limit, as_of))
+        found = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
+        return pandas_frame(found)
 
     def to_polars(
         self,
@@ -457,17 +491,23 @@ class ReadTable:
         filter: pc.Expression | None = None,
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
+        *,
+        start: Keys = None,
+        stop: Keys = None,
+        reverse: bool = False,
+        prefix: Keys = None,
     ) -> Any:
         """All rows in key order as a ``polars.DataFrame``.
 
         Args:
-            columns, filter, limit, as_of: See :meth:`scan`.
+            columns, filter, limit, as_of, start, stop, reverse, prefix: See :meth:`scan`.
 
         Raises:
             UnsupportedOperation: Polars is not installed, or it is a log table.
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
-        return polars_frame(self.to_arrow(columns, filter, limit, as_of))
+        found = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
+        return polars_frame(found)
 
     def dataset(self) -> TableDataset:
         """The rows as a ``pyarrow.dataset.Dataset``, which DuckDB, Polars and pyarrow scan lazily.
@@ -511,7 +551,14 @@ class ReadTable:
         return True  # an empty table is a table
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (row for batch in self.scan() for row in batch.to_pylist())
+        return self._dicts(Span())
+
+    def __reversed__(self) -> Iterator[dict[str, Any]]:
+        return self._dicts(Span(reverse=True))
+
+    def _dicts(self, span: Span) -> Iterator[dict[str, Any]]:
+        rows = self._reading.rows(self._reading.keyed(), span=span)
+        return (row for batch in rows for row in batch.to_pylist())
 
     def __repr__(self) -> str:
         name = self._reading.catalog.name

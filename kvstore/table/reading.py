@@ -30,12 +30,15 @@ from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.read.follow import ChangeReader, together
 from kvstore.read.lookup import SingleReads
 from kvstore.read.pruning import ranges_where
+from kvstore.read.ranges import Span, merged
 from kvstore.read.scan import (
-    KeyRange,
+    SCAN_ROWS,
     check_filter,
+    common,
     first_rows,
     offset_as_of,
     rows_as_of,
+    rows_now,
     rows_where,
     scan_schema,
 )
@@ -43,6 +46,8 @@ from kvstore.request.partition import place_in
 from kvstore.table.access import Access, Opened
 from logformat.ids import OFFSET_MAX, BucketId
 
+SHORT_ROWS = 256
+"""Up to this number of rows are read at once: to hold a view for them costs more than they do."""
 B = TypeVar("B")
 H = TypeVar("H", bound=BucketReads)
 
@@ -144,8 +149,13 @@ class Reading:
         filter: pc.Expression | None = None,
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
+        span: Span | None = None,
     ) -> pa.RecordBatchReader:
-        """Rows by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.scan`."""
+        """Rows by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.scan`.
+
+        Args:
+            span: With it, the rows of several buckets come in the order of their keys, else one bucket after the other.
+        """
         self.current()
         names = names_of(columns)
         schema = scan_schema(definition, names)
@@ -153,26 +163,56 @@ class Reading:
             check_filter(filter, definition.schema)
         if limit is not None:
             limit = integer_within("limit", limit, 0, OFFSET_MAX)
-        # pyarrow does not report which columns a filter uses
-        needed = names if filter is None else definition.schema.names
-        wanted = schema.names if needed is None else needed
+        wanted, within = schema.names, span or Span()
+        merges = span is not None and span.bucket is None and len(self.handles) > 1
+        if merges:
+            wanted = [*wanted, *(name for name in definition.primary_key or () if name not in wanted)]
+        if filter is not None:  # pyarrow does not report which columns it uses
+            wanted = definition.schema.names
+        handles = self.handles if within.bucket is None else [self.handles[within.bucket]]
+        batch_rows = max(SCAN_ROWS // len(handles), SHORT_ROWS) if merges else SCAN_ROWS
+        is_cut = limit is not None and filter is None and as_of is None  # else more rows are read than are returned
+        if limit is not None and is_cut:
+            batch_rows = max(1, min(batch_rows, limit))
         places = {bucket: place_in("as_of", as_of, bucket, self.buckets) for bucket in self.buckets}
 
         def read(handle: BucketReads, view: View) -> Iterator[pa.RecordBatch]:
             current, place = self.latest().named_as(definition), places[handle.identity.bucket_id]
             now = view.state().applied_offset
             then = now if place is None else offset_as_of(place, handle.log, now)
-            ranges = [KeyRange()]
+            ranges = [within.keys]
             if filter is not None:
-                ranges = ranges_where(view, current, filter, beyond=then != now)
-            return rows_as_of(view, handle.log, current, then, wanted, ranges)
+                possible = ranges_where(view, current, filter, beyond=then != now)
+                ranges = [each for each in (common(each, within.keys) for each in possible) if each is not None]
+            found = rows_as_of(
+                *(view, handle.log, current, then, wanted, ranges), reverse=within.reverse, batch_rows=batch_rows
+            )
+            return found if filter is None else rows_where(found, filter)
 
         with self.one_moment(as_of):
-            found = [self.held(handle, read) for handle in self.handles]
+            if limit is not None and limit <= SHORT_ROWS and is_cut:
+                found = [iter(self._few(handle, definition, wanted, within, limit)) for handle in handles]
+            else:
+                found = [self.held(handle, read) for handle in handles]
         rows: Iterator[pa.RecordBatch] = chain.from_iterable(found)
-        if filter is not None:
-            rows = (batch.select(schema.names) for batch in rows_where(rows, filter))
+        if merges:
+            rows = merged(found, definition, reverse=within.reverse)
+        if wanted != schema.names:
+            rows = (batch.select(schema.names) for batch in rows)
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
+
+    def _few(
+        self, handle: BucketReads, definition: TableDefinition, names: Sequence[str], within: Span, limit: int
+    ) -> list[pa.RecordBatch]:
+        """The first rows of a bucket, read at once: neither is anything committed for it, nor a view held."""
+        try:
+            with handle.latest() as view:
+                current = self.latest().named_as(definition)
+                rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
+                return list(first_rows(rows, limit))
+        except (StoreError, OSError):
+            self.current()  # a dropped table or closed store is the cause to report
+            raise
 
     def changelog(
         self,

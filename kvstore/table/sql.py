@@ -1,7 +1,8 @@
 """SQL over the tables of a store, by DuckDB in this process.
 
-* The tables that a query names are scanned lazily, with its columns and filters. It can read nothing else: no file, no
-  variable of the program, no network; and it can't change the configuration that forbids this.
+* The tables that a query names are scanned lazily, with its columns and filters. Beside them it reads the data that the
+  caller gives by name, and nothing else: no file, no variable of the program, no network; and it can't change the
+  configuration that forbids this.
 * DuckDB takes upper and lower case of names for the same; of tables whose names differ in nothing else it sees none.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from hashlib import sha256
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -20,6 +22,8 @@ from kvstore.arguments import place_of, shown
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
 from kvstore.table.read_table import ReadTable
+from logformat.rows.given import arrow_of
+from logformat.rows.python_values import MISFITS
 
 if TYPE_CHECKING:
     from kvstore.table.dataset import TableDataset
@@ -40,7 +44,13 @@ _MACRO = """CREATE MACRO changes
     (name, start, until) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name, start, until))))"""
 
 
-def run(query: str, names: Sequence[str], table: Callable[[str], ReadTable]) -> pa.RecordBatchReader:
+def run(
+    query: str,
+    names: Sequence[str],
+    table: Callable[[str], ReadTable],
+    params: Sequence[Any] | Mapping[str, Any] | None = None,
+    tables: Mapping[str, Any] | None = None,
+) -> pa.RecordBatchReader:
     """Run a query; see :meth:`kvstore.Store.sql`.
 
     Args:
@@ -49,14 +59,19 @@ def run(query: str, names: Sequence[str], table: Callable[[str], ReadTable]) -> 
     """
     if not isinstance(query, str):
         raise InvalidRequest("A query is text.", query=shown(query))
+    if params is not None and not isinstance(params, (list, tuple, Mapping)):
+        raise InvalidRequest("`params` is a list for ?, or a dict for $name.", params=shown(params))
+    given = _given({} if tables is None else tables, names)
     try:
         import duckdb
     except ImportError as error:
         raise not_installed("duckdb", error) from error
     failed: list[StoreError] = []
 
+    from kvstore.table.dataset import TableDataset  # as duckdb: it imports what takes long
+
     def refused(error: Exception) -> StoreError:
-        return failed[0] if failed else _refused(query, names, error)
+        return failed[0] if failed else _refused(query, [*names, *given], error)
 
     with ExitStack() as stack:
         connection = stack.enter_context(duckdb.connect(config=CONFIGURATION))
@@ -66,9 +81,9 @@ def run(query: str, names: Sequence[str], table: Callable[[str], ReadTable]) -> 
                 raise InvalidRequest(
                     "`sql` only reads; write by the methods of a table, such as `upsert`.", query=shown(query)
                 )
-            for name, found in _named(connection, query, names, table):
-                connection.register(name, found.keeping_errors(failed))
-            relation = connection.sql(query)
+            for name, found in chain(_named(connection, query, names, table), given.items()):
+                connection.register(name, found.keeping_errors(failed) if isinstance(found, TableDataset) else found)
+            relation = connection.sql(query, params=params or None)
             if relation is None:
                 raise InvalidRequest("This statement has no rows; give a SELECT.", query=shown(query))
             reader = relation.to_arrow_reader()
@@ -84,6 +99,39 @@ def run(query: str, names: Sequence[str], table: Callable[[str], ReadTable]) -> 
                 raise refused(error) from error
 
     return pa.RecordBatchReader.from_batches(reader.schema, batches())
+
+
+def _given(tables: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Data that the caller gives by name, as DuckDB takes it.
+
+    Raises:
+        InvalidRequest: A name is used twice, or is none; or it is no data.
+    """
+    if not isinstance(tables, Mapping):
+        raise InvalidRequest("`tables` is a dict from name to data.", tables=shown(tables))
+    taken, found = {name.lower(): f"the store's table {name}" for name in names}, {}
+    for name, data in tables.items():
+        if not isinstance(name, str) or not name:
+            raise InvalidRequest("A name in `tables` is text.", name=shown(name))
+        if (other := taken.setdefault(name.lower(), f"the name {name}")) != f"the name {name}":
+            raise InvalidRequest("SQL takes this name for another; give it another name.", name=name, other=other)
+        if isinstance(data, ReadTable):
+            found[name] = data.dataset()
+            continue
+        try:
+            # A named index of a pandas frame is a column.
+            arrow = arrow_of(data, list(getattr(getattr(data, "index", None), "names", [])))
+            if not hasattr(arrow, "__arrow_c_stream__"):
+                raise TypeError("it is no Arrow data")
+            found[name] = pa.table(arrow)
+        except (InvalidRequest, *MISFITS) as error:
+            raise InvalidRequest(
+                "`tables` has a frame, or other Arrow data, for each name.",
+                name=name,
+                given=type(data).__name__,
+                reason=str(error).partition("\n")[0],
+            ) from error
+    return found
 
 
 def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidRequest:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.commit.named_writers import CountedWriter
-from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
 from kvstore.history.selection import Selection
 from kvstore.history.undoing import Undo, undo_of
@@ -24,6 +24,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
+from kvstore.request.increments import Amounts, Incremented, first_row
 from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request, RowRequest
@@ -31,11 +32,19 @@ from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot,
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
-from kvstore.request.small import SmallRequest, small_writes
+from kvstore.request.small import SmallConditional, SmallRequest, small_writes
 from kvstore.request.targets import renamed, schema_given, targets_of
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
-from kvstore.table.conditional import Decide, apply_if, deletion, replacement, small_replacement, update
+from kvstore.table.conditional import (
+    Decide,
+    apply_if,
+    check_last_row,
+    deletion,
+    replacement,
+    small_replacement,
+    update,
+)
 from kvstore.table.open_table import OpenTable
 from kvstore.table.parts import TableParts
 from kvstore.table.read_table import ReadTable
@@ -191,6 +200,35 @@ class Table(ReadTable):
         batches = of_size(iter([key_rows]), self._batch_rows_max)
         return self._apply_all((Changes.deletes(rows, definition.schema) for rows in batches), definition, targets)
 
+    def truncate(self) -> WriteResult:
+        """Remove all rows that there are now; rows of keys that are new meanwhile stay.
+
+        Each row is a delete in the changelog, so that everything that follows the table loses it, too, and
+        :meth:`undo` brings all back. Numbers of an auto-increment column are not given again. To be rid of rows and
+        changes, drop the table and create it again.
+
+        Many rows are removed in several batches, each of them a commit. After an error, or a program that was killed,
+        the rows of some batches are gone; call it again.
+
+        Returns:
+            The results of the buckets that had rows.
+
+        Raises:
+            DeletionDisabled: The table takes no deletes, or ignores them. Nothing was written.
+            UnsupportedOperation: It is a log table.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
+        if (behavior := definition.options.delete_behavior) != "allow":
+            raise DeletionDisabled(
+                "The table takes no deletes, so no row would go; drop the table and create it again, or allow deletes"
+                " by alter_table.",
+                table=self.name,
+                delete_behavior=behavior,
+            )
+        return self._apply_where(definition, None, deletion())
+
     def update_where(self, where: pc.Expression, values: Mapping[str, Any]) -> WriteResult:
         """Set columns of all rows for which an expression is true now; their other columns stay as they are.
 
@@ -235,11 +273,43 @@ class Table(ReadTable):
         self._reading.access.check_writable()
         definition = self._reading.keyed()
         if (small := small_replacement(definition, row, expected)) is not None:
-            (bucket,) = small.writes.requests([small.operation])
-            self._handles[bucket].submit(small, here=True)
-            return answer_of(small.answer) is not None
+            return self._apply_small(*small)
         key_row, decide = replacement(definition, row, expected)
         return bool(apply_if(self._handles, definition, iter([key_row]), decide).by_bucket)
+
+    def increment(self, key: Keys, amounts: Mapping[str, Any], default: Any = None) -> dict[str, Any]:
+        """Add numbers to columns of one row, atomically: no increment of another thread in between is lost.
+
+        Args:
+            key: A scalar, a tuple in key order, or a dict.
+            amounts: For each column the number that is added, such as ``{"n": 1}``; negative ones subtract.
+            default: The row to begin with if there is none, without its key: the amounts are added to it. A column of
+                ``amounts`` that it leaves out begins at 0, another nullable one is null. So ``{}`` begins a counter.
+
+        Returns:
+            The row after it.
+
+        Raises:
+            KeyError: There is no row, and no ``default``. Nothing was written.
+            InvalidRequest: A column has no numbers, is null, or can't have the sum; or an argument does not fit.
+                Nothing was written.
+            UnsupportedOperation: The table has no key, or its engine is not ``last_row``; or there is a ``default``,
+                and the table has an auto-increment column.
+            StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
+        """
+        self._reading.access.check_writable()
+        definition = self._reading.keyed()
+        check_last_row(definition)
+        given = Amounts.given(definition, amounts)
+        asked = Incremented(definition, key, given, first_row(definition, key, given, default))
+        if (small := asked.small()) is not None:
+            is_done = self._apply_small(*small)
+        else:
+            keys = intake.key_rows([key], layout_of(definition).key_schema)
+            is_done = bool(apply_if(self._handles, definition, iter([keys]), asked.decide).by_bucket)
+        if not is_done:
+            raise KeyError(key)
+        return asked.row()
 
     def __setitem__(self, key: Keys, row: Any) -> None:
         self._reading.access.check_writable()
@@ -545,11 +615,16 @@ class Table(ReadTable):
             raise UnsupportedOperation("A log table takes whole rows; leave `columns` out.")
         return targets_of(definition, definition.schema, engine_of_table(definition), columns)
 
-    def _apply_where(self, definition: TableDefinition, where: pc.Expression, decide: Decide) -> WriteResult:
+    def _apply_where(self, definition: TableDefinition, where: pc.Expression | None, decide: Decide) -> WriteResult:
         # Read before anything is written, so that no read lasts as long as the writes.
         keys = self._reading.rows(definition, definition.primary_key, where).read_all()
         batches = of_size(iter(keys.to_batches()), self._batch_rows_max)
         return apply_if(self._handles, definition, batches, decide)
+
+    def _apply_small(self, bucket: BucketId, request: SmallConditional) -> bool:
+        """Submit a conditional request, and wait for the answer: whether anything was written."""
+        self._handles[bucket].submit(request, here=True)
+        return answer_of(request.answer) is not None
 
     def _apply_all(
         self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None

@@ -69,6 +69,11 @@ def _why_other(column: pa.Array, stored: pa.DataType) -> str:
             "A column of floats does not go into one of integers. pandas makes floats of integers with missing values:"
             ' convert it with astype("Int64").'
         )
+    if types.is_decimal(stored) and (types.is_floating(given) or types.is_string(given)):
+        return (
+            "A column of floats or text does not become decimals, which are exact. Read the file with their type, such"
+            f" as pyarrow.csv.ConvertOptions(column_types={{name: pyarrow.{stored}}}); or cast the column."
+        )
     if types.is_timestamp(given) and types.is_timestamp(stored):
         rule = "Either every time of this column has a time zone or none has; its type decides. In pandas, "
         if given.tz is None:

@@ -54,7 +54,8 @@ class KeyCodec:
         longest = int(keys.lengths.max(initial=0)) if self.width is None else self.width
         if longest > KEY_BYTES_MAX:
             raise KeyTooLarge(
-                f"An encoded key has at most {KEY_BYTES_MAX} bytes; use a shorter key, or a hash of it.",
+                f"An encoded key has at most {KEY_BYTES_MAX} bytes. Use a hash of it as the key, such as"
+                " hashlib.sha256(text.encode()).digest(), and keep the text in another column.",
                 bytes=longest,
             )
         return keys

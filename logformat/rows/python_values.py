@@ -102,7 +102,8 @@ def _checked(kinds: set[type], taken: Kinds, but: Kinds = ()) -> set[type]:
     """Types of values, all of them among those taken."""
     for kind in kinds:
         if not issubclass(kind, taken) or issubclass(kind, but):
-            raise SchemaMismatch("A value has a different type than the column.", given=kind.__name__)
+            hint = "; text is not parsed: convert it" if kind is str else ""
+            raise SchemaMismatch(f"A value has a different type than the column{hint}.", given=kind.__name__)
     return kinds
 
 

@@ -177,14 +177,16 @@ def test_a_caller_leaves_a_write_to_the_committer_when_a_commit_is_due(store_pat
         store_path, StoreOptions(commit_wait_ms=600_000, commit_idle_ms=600_000), files=disk, clock=clock
     ) as store:
         table = store.create_table("t", SCHEMA, "k")
-        handle = table.bucket(0).handle
         for number in range(3):
             table.upsert({"k": number, "v": 0})
-        assert (disk.here(), handle.committed().applied_offset) == (True, 0)
+        engine = table.bucket(0).handle.engine
+        assert engine is not None
+        index = engine.committer.index
+        assert (disk.here(), index.committed_state().applied_offset) == (True, 0)
         clock.now += 700_000  # and the committer, which waits in real time, sleeps on, or has not yet begun to sleep
         table.upsert({"k": 3, "v": 0})
         assert not disk.here()
-        wait_until(lambda: handle.committed().applied_offset >= 3)
+        wait_until(lambda: index.committed_state().applied_offset >= 3)
 
 
 def test_a_full_disk_refuses_the_write_and_the_next_one_goes_on(table: kvstore.Table, disk: Disk) -> None:

@@ -180,7 +180,9 @@ def test_a_log_that_one_way_wrote_is_replayed_by_the_other(tmp_path: Path) -> No
         for other, way in ways.items():
             shutil.copytree(tmp_path / f"{name}, killed", path := tmp_path / f"{name}, then {other}")
             with way(), noticed() as counts, store_at(path) as store:
-                found.append(written(store.table("t")))
+                table = store.table("t")
+                table.bucket(0).handle.write()
+                found.append(written(table))
             replayed_natively = other == "with" and library.kernel() is not None
             assert (counts["values"] > 0) == replayed_natively
     assert all(each == found[0] for each in found)

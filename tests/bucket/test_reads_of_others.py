@@ -14,6 +14,7 @@ import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.index.index import Index
 from kvstore.log.log import Log
+from kvstore.memtable.generation import Entry
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 
@@ -22,7 +23,7 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
     with kvstore.open(store_path) as store:
         store.create_table("t", SCHEMA, primary_key="k").upsert([{"k": 1, "v": "first"}])
     applied, go_on = Event(), Event()
-    append, reader = Log.append, BucketHandle.reader
+    append, ready_for = Log.append, BucketHandle.ready_for
 
     def append_later(self: Log, *given: Any, **named: Any) -> None:
         applied.set()
@@ -32,15 +33,15 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
     with kvstore.open(store_path) as store, ThreadPoolExecutor(1) as pool:
         table = store.table("t")
 
-        def reader_overtaken(self: BucketHandle) -> Index:
-            monkeypatch.setattr(BucketHandle, "reader", reader)
+        def overtaken(self: BucketHandle, key: bytes) -> tuple[Index, Entry | None]:
+            monkeypatch.setattr(BucketHandle, "ready_for", ready_for)
             pool.submit(table.upsert, [{"k": 1, "v": "second"}])
             applied.wait()
-            return reader(self)
+            return ready_for(self, key)
 
         assert table.get(1) == {"k": 1, "v": "first"}
         monkeypatch.setattr(Log, "append", append_later)
-        monkeypatch.setattr(BucketHandle, "reader", reader_overtaken)
+        monkeypatch.setattr(BucketHandle, "ready_for", overtaken)
         try:
             found = table.get(1)
         finally:

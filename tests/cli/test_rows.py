@@ -55,6 +55,22 @@ def test_scan_prints_columns_side_by_side(store: Path) -> None:
     assert fine("scan", store, "t", "--limit", "0", "--json").out == ""
 
 
+def test_scan_takes_a_range_of_keys(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", {"shop": "string", "day": "int64"}, ["shop", "day"], buckets=2)
+        table.upsert([{"shop": shop, "day": day} for shop in ("x", "xy", "z") for day in range(3)])
+
+    def found(*arguments: str) -> list[str]:
+        return [f"{row['shop']}{row['day']}" for row in fine("scan", store.path, "t", *arguments, "--json").lines]
+
+    assert found("--start", "xy", "--start", "1", "--stop", "z") == ["xy1", "xy2"]
+    assert found("--prefix", "x", "--reverse", "--limit", "4") == ["xy2", "xy1", "xy0", "x2"]
+    assert found("--prefix", "z", "--prefix", "1") == ["z1"]
+    done = run("scan", store.path, "t", "--start", "x", "--start", "one")
+    assert (done.code, "does not fit" in done.err) == (2, True)
+    assert run("scan", store.path, "t", "--stop", "x", "--stop", "1", "--stop", "2").code == 2
+
+
 def test_changelog_from_place_to_place(store: Path) -> None:
     def offsets(*arguments: str, table: str = "t") -> list[int]:
         return [each["_log_offset"] for each in fine("changelog", store, table, *arguments, "--json").lines]

@@ -155,6 +155,7 @@ class Explorer:
         self._work = work
         self._recorder = recorder
         self._court = judges.court(script, work, bug)
+        self._again_at = AGAIN_EVERY
         self._findings: dict[int, Future[Finding]] = {}
         self._waiting: deque[tuple[State, Window, int, int]] = deque()
 
@@ -171,8 +172,10 @@ class Explorer:
             for state in states_of(disk, random, draws=limits.draws):
                 if (state.mode or "kill") not in limits.modes:
                     continue
-                if self.see(state, marks.window, number) and self._recorder and not self.report.states % AGAIN_EVERY:
+                is_new = self.see(state, marks.window, number)
+                if is_new and self._recorder and self.report.states >= self._again_at:
                     self._explore_recovery(state, marks.window, random, number)
+                    self._again_at = self.report.states + AGAIN_EVERY
             if len(self.report.bad) >= limits.bad_max:
                 break
         self.finish()

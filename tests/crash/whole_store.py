@@ -25,6 +25,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
+from logformat.ids import WriterId
 from tests.checkpoint.catalogs import Here
 from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, STORE
 
@@ -265,11 +266,14 @@ def changes_of(act: Act, schema: pa.Schema) -> kvstore.Changes:
 
 
 def recover(directory: Path, script: WholeScript) -> int:
-    """Open what a crash left, and nothing else."""
+    """Open what a crash left and have it ready to be written, and nothing else."""
     try:
         with opened(directory / STORE, script.settings) as store:
             for name in store.list_tables():
-                store.table(name).count()
+                table = store.table(name)
+                table.count()
+                for bucket in range(table.buckets):
+                    table.bucket(bucket).begin(WriterId(0))
     except StoreError:
         return REFUSED  # what that means is for the verdict on this state
     return 0

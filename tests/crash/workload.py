@@ -30,7 +30,7 @@ from kvstore.options import Durability, JournalSync
 from kvstore.request import small
 from kvstore.testing.model import WINDOW, Operation
 from logformat.catalog.edits import AllocateWriter, SetConsumer
-from logformat.ids import Offset, TableId
+from logformat.ids import Offset, TableId, WriterId
 from tests.checkpoint import catalogs
 from tests.support.clocks import SetClock
 
@@ -239,12 +239,15 @@ class _Worker:
 
 
 def recover(directory: Path, script: Script) -> int:
-    """Open what a crash left, and nothing else."""
+    """Open what a crash left and have it ready to be written, and nothing else."""
     settings: dict[str, Any] = {"durability": script.durability, **script.settings}
     try:
         with kvstore.open(directory / STORE, **settings) as store:
             for name in store.list_tables():
-                store.table(name).count()
+                table = store.table(name)
+                table.count()
+                for bucket in range(table.buckets):
+                    table.bucket(bucket).begin(WriterId(0))
     except StoreError:
         return REFUSED  # what that means is for the verdict on this state
     return 0

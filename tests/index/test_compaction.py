@@ -446,7 +446,7 @@ def test_a_reader_waits_for_an_index_that_another_process_replaces(
             if len(looks) == 3:
                 moved.rename(place.index)
 
-        monkeypatch.setattr("kvstore.bucket.reader.pause", then_back)
+        monkeypatch.setattr("kvstore.bucket.reading.reader.pause", then_back)
         assert table.count() == COUNT
         assert looks == [True] * 3
         lock.release()

@@ -22,6 +22,7 @@ from unittest.mock import patch
 from kvstore.bucket.commit_lock import CommitLock
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.read_gate import ReadGate
+from kvstore.bucket.reading.overlay import OverlayReader
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
 from kvstore.checkpoint import worker
@@ -32,6 +33,7 @@ from kvstore.disk.files import Files
 from kvstore.index.index import Index
 from kvstore.log import retention
 from kvstore.log.log import Log
+from kvstore.log.published import EndPublisher
 from kvstore.log.segments import LogFiles
 from kvstore.meta.journal import Journal
 
@@ -40,7 +42,9 @@ SEAMS: list[tuple[Any, str]] = [
     *((Files, name) for name in ("create", "sync_directory")),
     *((Log, name) for name in ("append", "sync", "roll")),
     *((LogFiles, name) for name in ("bases", "segment")),
-    *((Index, name) for name in ("begin", "commit", "replace", "abort", "committed_state")),
+    (EndPublisher, "publish"),
+    *((OverlayReader, name) for name in ("at", "close")),
+    *((Index, name) for name in ("begin", "commit", "replace", "abort")),
     *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),

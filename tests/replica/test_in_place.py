@@ -154,7 +154,8 @@ def test_it_is_opened_by_its_url_and_reads_as_its_leader(tmp_path: Path, cache: 
             assert theirs.prefix_lookup([60]) == ours.prefix_lookup([60])
             late = pc.field("k") > 70
             for options in ({}, {"columns": ["s"]}, {"filter": late}, {"limit": 5}, {"filter": late, "limit": 3}):
-                assert theirs.scan(**options).read_all() == ours.scan(**options).read_all()
+                for of_keys in ({}, {"start": 20, "stop": 80}, {"reverse": True}, {"prefix": 60}):
+                    assert theirs.scan(**options, **of_keys).read_all() == ours.scan(**options, **of_keys).read_all()
             middle = {bucket: end // 2 for bucket, (_, end) in ours.offsets().items()}
             for as_of in (middle, dt.datetime.fromtimestamp(1, dt.UTC)):
                 assert theirs.scan(as_of=as_of).read_all() == ours.scan(as_of=as_of).read_all()

@@ -103,6 +103,8 @@ def test_reads_are_those_of_a_store(opened: Opened) -> None:
         lambda of: of.scan(as_of=half),
         lambda of: of.scan(filter=pc.field("v") > 2),
         lambda of: of.to_arrow(),
+        lambda of: of.to_arrow(start=3, limit=2),
+        lambda of: of.to_arrow(stop=8, reverse=True, limit=3, as_of=half),
     ):
         found, expected = (
             pa.table(read(each)) if isinstance(each, pa.Table) else read(each) for each in (table, local)

@@ -25,7 +25,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())]
 BUCKETS = 24
 MOST = 4
 """Indexes that stay open for reading in these tests."""
-DESCRIPTORS_OF_READER = 3
+DESCRIPTORS_OF_READER = 4
 
 WRITER = """
 table = kvstore.open(path).table("t")
@@ -147,7 +147,7 @@ def test_few_indexes_stay_open_that_are_only_read(
     assert len(opened) == BUCKETS  # each once
     assert descriptors() <= before + DESCRIPTORS_OF_READER * MOST
     opened.clear()
-    monkeypatch.setattr("kvstore.bucket.reader.RECOVER_SECONDS", 0)
+    monkeypatch.setattr("kvstore.bucket.reading.reader.LOOK_SECONDS", 0)
     assert table.count() == 0
     assert table.offsets() == dict.fromkeys(range(BUCKETS), (0, 0))
     assert not opened  # nothing was written since
@@ -176,7 +176,7 @@ def test_what_another_process_writes_is_seen_in_buckets_that_are_not_open(store:
 def test_what_a_killed_process_acknowledged_is_seen_in_buckets_that_are_not_open(
     store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.bucket.reader.RECOVER_SECONDS", 0.0)
+    monkeypatch.setattr("kvstore.bucket.reading.reader.LOOK_SECONDS", 0.0)
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS)
     assert table.count() == 0
     with Program(store.path, WRITER.replace("table.flush()", "")) as other:

@@ -248,6 +248,32 @@ class TestWhere:
         table.delete(where=pc.bit_wise_and(pc.field("k"), 1) == 0)
         assert len(table) == 500
 
+    def test_a_table_is_emptied_by_deletes_that_can_be_undone(self, open_store: Any) -> None:
+        store = open_store(batch_rows_max=100)
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        rows = [row(k, None if k % 3 else k) for k in range(1000)]
+        table.upsert(rows)
+        start = {bucket: end for bucket, (_, end) in table.offsets().items()}
+        assert set(table.truncate().by_bucket) == {0, 1}
+        assert (len(table), list(table)) == (0, [])
+        assert table.changelog(start).read_all()["_change_type"].to_pylist() == ["delete"] * 1000
+        assert table.truncate().by_bucket == {}
+        table.apply(table.undo(start))
+        assert list(table) == rows
+        kept = store.create_table("kept", SCHEMA, "k", delete_behavior="disable")
+        kept.upsert(rows)
+        with pytest.raises(DeletionDisabled):
+            kept.truncate()
+        assert len(kept) == 1000
+        for name, engine in {"first": "first_row", "sums": kvstore.Aggregate({"n": "sum"})}.items():
+            ignoring = store.create_table(name, SCHEMA, "k", merge_engine=engine)
+            ignoring.upsert(rows[:2])
+            with pytest.raises(DeletionDisabled, match="drop the table"):
+                ignoring.truncate()
+            assert ignoring.offsets()[0][1] == len(ignoring) == 2
+        with pytest.raises(UnsupportedOperation):
+            store.create_table("log", SCHEMA).truncate()
+
     def test_a_batch_that_fails_leaves_itself_and_those_after_it_unwritten(self, open_store: Any) -> None:
         store = open_store(batch_rows_max=10)
         table = store.create_table("t", SCHEMA, "k")

@@ -153,8 +153,8 @@ class TestSql:
         table.upsert(pa.table({"k": range(50_000), "s": ["x"] * 50_000}))
         read: list[int] = []
 
-        def counted(*given: Any) -> Iterator[pa.RecordBatch]:
-            for batch in rows_now(*given):
+        def counted(*given: Any, **others: Any) -> Iterator[pa.RecordBatch]:
+            for batch in rows_now(*given, **others):
                 read.append(batch.num_rows)
                 yield batch
 
@@ -243,6 +243,95 @@ class TestSql:
         with pytest.raises(InvalidRequest, match="only reads"):
             store.sql(query)
         assert len(table) == 300
+
+    @pytest.mark.usefixtures("table")
+    def test_parameters_are_values(self, store: kvstore.Store) -> None:
+        def rows(query: str, params: Any) -> list[tuple[Any, ...]]:
+            return [tuple(row.values()) for row in store.sql(query, params=params).read_all().to_pylist()]
+
+        assert rows("SELECT s FROM files WHERE k = ? OR s = $2", [3, "007"]) == [("003",), ("007",)]
+        assert rows("SELECT s FROM files WHERE k = $key", {"key": 3}) == rows("SELECT s FROM files WHERE k = ?", (3,))
+        injected = "'; DROP TABLE files; --"
+        assert rows("SELECT ? AS a, ?::DATE AS b", [injected, dt.date(2026, 1, 2)]) == [(injected, dt.date(2026, 1, 2))]
+        assert rows("SELECT count(*) FROM files", []) == rows("SELECT count(*) FROM files", None) == [(300,)]
+
+    @pytest.mark.parametrize(
+        ("query", "params"),
+        [
+            ("SELECT ?", [1, 2]),
+            ("SELECT ?", None),
+            ("SELECT $a", {"b": 1}),
+            ("SELECT ?", "a"),
+            ("SELECT ?", 1),
+            ("SELECT ?", [object()]),
+            ("SELECT * FROM read_csv(?)", ["/etc/passwd"]),
+            ("SELECT * FROM read_text($path)", {"path": "/etc/passwd"}),
+            ("SELECT * FROM query_table(?)", ["/etc/passwd"]),
+        ],
+    )
+    def test_parameters_that_are_none_are_refused(self, store: kvstore.Store, query: str, params: Any) -> None:
+        with pytest.raises(InvalidRequest):
+            store.sql(query, params).read_all()
+
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            lambda rows: rows,
+            lambda rows: rows.to_batches()[0],
+            lambda rows: rows.to_reader(),
+            lambda rows: rows.to_pandas(),
+            lambda rows: rows.to_pandas().set_index("k"),
+            lambda rows: rows.to_pandas().sample(frac=1, random_state=1),
+            pl.DataFrame,
+            lambda rows: pl.DataFrame(rows).lazy(),
+            dataset.dataset,
+        ],
+    )
+    @pytest.mark.usefixtures("table")
+    def test_data_is_joined_by_name(self, store: kvstore.Store, kind: Any) -> None:
+        frame = kind(pa.table({"k": [7, 5, 1000], "about": ["seven", "five", "none"]}))
+        query = "SELECT a.about, f.s FROM Frame a JOIN files f USING (k) JOIN Frame b USING (k) ORDER BY k"
+        found = store.sql(query, tables={"frame": frame}).read_all().to_pylist()
+        assert found == [{"about": "five", "s": "005"}, {"about": "seven", "s": "007"}]
+
+    @pytest.mark.usefixtures("table")
+    def test_a_table_of_another_store_is_joined(self, store: kvstore.Store, tmp_path: Path) -> None:
+        with kvstore.open(tmp_path / "other") as other:
+            theirs = other.create_table("files", {"k": "int64"}, "k")
+            theirs.upsert([{"k": 3}, {"k": 1000}])
+            query = "SELECT s FROM files JOIN theirs USING (k)"
+            assert store.sql(query, tables={"theirs": theirs}).read_all().to_pylist() == [{"s": "003"}]
+
+    @pytest.mark.parametrize(
+        "tables",
+        [
+            [pa.table({"a": [1]})],
+            {"files": pa.table({"a": [1]})},
+            {"FILES": pa.table({"a": [1]})},
+            {"a": pa.table({"a": [1]}), "A": pa.table({"a": [1]})},
+            {"": pa.table({"a": [1]})},
+            {1: pa.table({"a": [1]})},
+            {"a": "/etc/passwd"},
+            {"a": "SELECT 1"},
+            {"a": [{"a": 1}]},
+            {"a": None},
+            {"a": duckdb},
+        ],
+    )
+    @pytest.mark.usefixtures("table")
+    def test_what_is_no_data_by_name_is_refused(self, store: kvstore.Store, tables: Any) -> None:
+        with pytest.raises(InvalidRequest):
+            store.sql("SELECT 1", tables=tables)
+
+    def test_given_names_are_among_those_that_there_are(self, store: kvstore.Store) -> None:
+        frame = pa.table({"a": [1]})
+        with pytest.raises(InvalidRequest) as caught:
+            store.sql("SELECT * FROM fram", tables={"frame": frame})
+        assert caught.value.where["tables"] == ["frame"]
+        with pytest.raises(InvalidRequest):
+            store.sql("SELECT * FROM frame")
+        with pytest.raises(InvalidRequest):
+            store.sql("SELECT * FROM read_csv('/etc/passwd')", tables={"frame": frame})
 
     def test_tables_that_differ_only_in_case_are_not_taken_for_each_other(self, store: kvstore.Store) -> None:
         for name in ("t", "T"):

@@ -16,6 +16,7 @@ from kvstore.cli.arguments import (
     TableName,
     Where,
     as_of,
+    beginning_of,
     end_of,
     key_of,
     names_of,
@@ -60,6 +61,16 @@ def scan(
     where: Where = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N rows.", min=0)] = None,
     place: AsOf = None,
+    start: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="First key; of several columns, once for each of the first, in key order."),
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(metavar="VALUE", help="Key that ends the range, exclusive.")] = None,
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VALUE", help="Only keys that begin so; the last value may be the beginning of a text."),
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show rows in key order.
@@ -69,7 +80,13 @@ def scan(
     with opened(path) as store:
         table = store.table(name)
         filter = parse_filter(where, table.schema)
-        reader = table.scan(names_of(columns), filter=filter, limit=limit, as_of=as_of(place))
+        reader = table.scan(
+            *(names_of(columns), filter, limit, as_of(place)),
+            start=beginning_of(start, table),
+            stop=beginning_of(stop, table),
+            prefix=beginning_of(prefix, table),
+            reverse=reverse,
+        )
         print_batches(reader, reader.schema, as_json=as_json)
 
 

@@ -57,6 +57,20 @@ class Operation(NamedTuple):
     hash: int
 
 
+class CellPlace(NamedTuple):
+    """Where a stored value has the cell of a column of a fixed width.
+
+    Attributes:
+        start, end: Of the cell.
+        null_at, null_bit: The byte of the null bitmap, and its bit, which is set if the cell is null.
+    """
+
+    start: int
+    end: int
+    null_at: int
+    null_bit: int
+
+
 class FewRowsCodec:
     """Codec of rows in one schema of a table.
 
@@ -172,6 +186,25 @@ class FewRowsCodec:
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
         return found if value[4:6] == self._schema_bytes else None
 
+    def place_of(self, name: str) -> CellPlace | None:
+        """Where stored values have the cell of a column outside the key; None if cells of it differ in length."""
+        number = next(nth for nth, column in enumerate(self._values) if column.name == name)
+        column = self._values[number]
+        if not column.width:
+            return None
+        at = _HEAD.size + self._bitmap_bytes + sum(each.width or _LENGTH.size for each in self._values[:number])
+        return CellPlace(at, at + column.width, _HEAD.size + (number >> 3), 1 << (number & 7))
+
+    def changed(self, code: bytes, key: Cells, value: bytes, cells: Iterable[tuple[CellPlace, bytes]]) -> Operation:
+        """The operation that stores a stored row again, with other cells.
+
+        Args:
+            value: As it is stored in this schema; it was verified.
+        """
+        for place, cell in cells:
+            value = value[: place.start] + cell + value[place.end :]
+        return self._stored(code, key, value)
+
     def columns(self, rows: Iterable[tuple[Cells, bytes | None]]) -> Columns:
         """Cells of rows by column, in the order of the schema.
 
@@ -257,6 +290,7 @@ class _Column:
     """One column.
 
     Attributes:
+        name, type, nullable: Of the column.
         width: Bytes of a cell; 0 if cells differ in length.
         zero: The cell of a null.
         kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``_MISFITS`` if one does not fit.
@@ -264,7 +298,7 @@ class _Column:
     """
 
     def __init__(self, field: pa.Field) -> None:
-        self.type, self.nullable = field.type, field.nullable
+        self.name, self.type, self.nullable = field.name, field.type, field.nullable
         is_text = pa.types.is_string(self.type) or pa.types.is_binary(self.type)
         self.width = 0 if is_text else fixed_width(self.type)
         self.zero = bytes(self.width)

@@ -1,7 +1,9 @@
-"""The index of a bucket that this process reads and does not write.
+"""The index of a bucket that this process reads and does not write, and what the log has after it.
 
-* Before a process reads the bucket, and every :data:`RECOVER_SECONDS` from then on, it looks whether the index lacks
-  what a dead writer had acknowledged. If so it recovers that, or waits until another process has.
+* What a writer has acknowledged and not committed to its index, living or dead, is read from the log
+  (``kvstore/bucket/reading/overlay.py``).
+* Every :data:`LOOK_SECONDS` a process that may write looks whether a decided commit lacks its batch here, because its
+  coordinator died; if so it appends that. It also builds an index that is missing or damaged, if nobody else does.
 * An index that was rebuilt or compacted is opened again; scans of the old file go on.
 
 Every call here is made under the lock with which the handle opens and closes the bucket.
@@ -17,17 +19,17 @@ from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.ownership import BucketOwnership
-from kvstore.bucket.recovery import is_at_end, usable_index
+from kvstore.bucket.reading.overlay import LOOK_SECONDS, OverlayReader
+from kvstore.bucket.recovery import usable_index
 from kvstore.disk.lock import is_locked
 from kvstore.errors import CorruptData, StoreError
 from kvstore.index.index import AtRest, Index, View
 from kvstore.log.writer_state import WriterStates
+from kvstore.memtable.generation import Entry
 from kvstore.meta.writers import OpenCommit
 from logformat import paths
 from logformat.log.index_state import IndexState
 
-RECOVER_SECONDS = 0.25
-"""How long changes that a dead writer acknowledged may stay invisible to a process that read the bucket before."""
 _SWAP_LOOKS = 300
 """How often a reader looks for an index that is missing while another process writes the bucket."""
 
@@ -37,7 +39,7 @@ class BucketReader:
 
     Args:
         ownership, lock: Of the bucket.
-        read_only: Whether nothing at all may be written; what a dead writer left to be recovered is not seen then.
+        read_only: Whether nothing at all may be written; then nothing is built or completed.
         opened: Called when an index was opened.
 
     Attributes:
@@ -61,47 +63,69 @@ class BucketReader:
         self._opened = opened
         self._at_rest: AtRest | None = None
         self._look_next = 0.0
-
-    @property
-    def was_just_looked_at(self) -> bool:
-        """Whether the bucket is open, and was looked at a moment ago."""
-        return self.index is not None and self._context.clock.monotonic() < self._look_next
+        self._overlay = OverlayReader(context, self._is_written)
 
     def ready(self) -> Index | None:
         """The open index, if nothing has to be done before it is read."""
         index = self.index
-        if index is None or index.is_stale() or (not self._read_only() and not self.was_just_looked_at):
+        if index is None or index.is_stale() or (not self._read_only() and not self._was_just_looked_at):
             return None
         return index
 
+    @property
+    def _was_just_looked_at(self) -> bool:
+        return self._context.clock.monotonic() < self._look_next
+
+    def newer(self, view: View) -> View:
+        """A view of an index, moved on to the end of the log.
+
+        Raises:
+            CorruptBatch: The log is damaged.
+            OffsetOutOfRange: The log begins after the view.
+        """
+        state = view.state()
+        overlay = self._overlay.at(state, rows=True)
+        return view if overlay is None else overlay.view(view, state)
+
+    def state_after(self, state: IndexState) -> IndexState:
+        """The state of an index, moved on to the end of the log. Raises what :meth:`newer` does."""
+        overlay = self._overlay.at(state)
+        return state if overlay is None else overlay.state_after(state)
+
+    def newest(self, key: bytes) -> Entry | None:
+        """What the log has of a key after the open index; None if the index has its row, or that there is none."""
+        assert self.index is not None
+        return self._overlay.newest(key, self.index)
+
     def state_at_rest(self) -> IndexState | None:
-        """The state of a bucket that is not open, unless something was written or is to be recovered."""
+        """The state of a bucket whose index is not open; None if the index was written, or is to be looked at."""
         known = self._at_rest
         if known is None or self.index is not None:
             return None
         self._ownership.check_open()
         if not known.is_current(self._place.index):
             return None
-        now = self._context.clock.monotonic()
-        if not self._read_only() and now >= self._look_next:
-            if not is_at_end(self._place, known.state, self._context.files) or self._context.catalog.writers().commits:
+        if not self._read_only() and not self._was_just_looked_at:
+            if self._context.catalog.writers().commits:
                 return None
-            self._look_next = now + RECOVER_SECONDS
-        return known.state
+            self._look_next = self._context.clock.monotonic() + LOOK_SECONDS
+        try:
+            return self.state_after(known.state)
+        finally:
+            self._overlay.close()
 
     def opened(self) -> Index:
-        """The index, with all that was acknowledged before a writer died.
+        """The index, and a log with all commits that were decided before a coordinator died.
 
         Raises:
-            StoreLocked: Another process recovers the bucket, and does not finish.
             CorruptData: The index is missing or damaged, and may not be written here.
         """
         self._close_stale()
         now = self._context.clock.monotonic()
         if self.index is None or now >= self._look_next:
             if not self._read_only():
-                self._recover()
-            self._look_next = now + RECOVER_SECONDS  # as long ago as what was found
+                self._complete()
+            self._look_next = now + LOOK_SECONDS  # as long ago as what was found
         if self.index is None:
             self.open()
         assert self.index is not None
@@ -112,12 +136,12 @@ class BucketReader:
         if self.index is None or not self.index.is_stale():
             return False
         self.index.retire()
-        self.index.close()
-        self.index = None
+        self.close()
         return True
 
     def close(self) -> None:
         """Close the index, if it is open."""
+        self._overlay.close()
         if self.index is not None:
             self.index.close()
             self.index = None
@@ -134,6 +158,7 @@ class BucketReader:
             if not index.close_if_unread():
                 return False
             self.index = None
+            self._overlay.close()
         return True
 
     def open(self) -> None:
@@ -150,15 +175,15 @@ class BucketReader:
         if index is not None:
             self._opened()
 
-    def _recover(self) -> None:
-        """Recover what a dead writer had acknowledged, so that it can be read.
+    def _complete(self) -> None:
+        """Build the index if it is missing or ahead, and append what the bucket lacks of decided commits.
 
         Raises:
-            StoreLocked: Another process recovers the bucket, and does not finish.
+            StoreError: The index is missing and can't be built.
         """
         while not self._lacks_nothing():
             with self._ownership.borrowed() as is_owner:
-                # Another process may have recovered the bucket meanwhile; if one owns it now, it has.
+                # Another process may have done it meanwhile; if one owns the bucket now, it has.
                 was_replaced = self._close_stale()
                 if is_owner and not self._lacks_nothing():
                     self._replay()
@@ -167,7 +192,7 @@ class BucketReader:
                 return
 
     def _replay(self) -> None:
-        is_readable = self._is_at_end()
+        is_readable = self.index is not None
         try:
             BucketEngine(self._context, self._lock).close()
         except StoreError:
@@ -176,26 +201,31 @@ class BucketReader:
                 raise
         finally:
             self._close_stale()
+        if self.index is None:
+            self.open()  # before others may drop the table
 
     def _lacks_nothing(self) -> bool:
-        """Whether the index has all of the log, and its batch of each open commit."""
+        """Whether there is an index, the log has what it has, and its batch of each open commit."""
         if self.index is None:
             self._use(usable_index(self._place, self._context.options, self._context.files))
-        if not self._is_at_end():
+        if self.index is None or self._overlay.is_ahead(self.index.committed_state()):
             return False
         commits = self._context.catalog.writers().commits
         if not commits:
             return True
-        assert self.index is not None
         with self.index.view() as view:
-            return self._has(view, commits)
-
-    def _is_at_end(self) -> bool:
-        return self.index is not None and is_at_end(self._place, self.index.committed_state(), self._context.files)
+            return self._has(self.newer(view), commits)
 
     def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
         writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
+
+    def _is_written(self) -> bool | None:
+        """Whether another process writes the bucket; None if that can't be seen now."""
+        try:
+            return self._ownership.is_written()
+        except (OSError, StoreError):  # for example, on a read-only disk
+            return None
 
     def _is_written_elsewhere(self) -> bool:
         try:

@@ -1,0 +1,1 @@
+"""Reads of a bucket that another process may be writing."""

@@ -1,0 +1,336 @@
+"""What a log has after its index, laid over the index by a process that does not write the bucket.
+
+Theory of operation. The process that writes a bucket publishes how far its log is durable, after each sync
+(``kvstore/log/published.py``), and commits its index now and then. Another process reads the index, and over it what
+the log has from there to the published end: so it sees a change as soon as the writer's caller has its answer, and also
+if the writer died then. It reads each batch once. Headers are read first, and rows only once rows are asked for.
+
+* If nobody writes the bucket, the end is where the whole batches of its log end: where a recovery would find it. What
+  is after the published end is synced first.
+* So an end is never beyond what was synced, and no crash takes back what another process has seen.
+* Beside a writer that publishes nothing (an older kvstore), the index is what there is.
+* Batches of one owner follow each other. Another owner may have lost some of them, so its overlay begins again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.bucket.context import BucketContext
+from kvstore.bucket.merge.exchange import values_of
+from kvstore.bucket.merge.replay import FinalChanges
+from kvstore.bucket.recovery import is_at_end, synced_end
+from kvstore.disk.files import refusals
+from kvstore.errors import CorruptBatch
+from kvstore.index.index import Index, View
+from kvstore.log.published import EndReader
+from kvstore.log.segments import FoundBatch, KnownEnd, LogEnd, LogFiles
+from kvstore.memtable.generation import Entry, Generation
+from kvstore.memtable.view import NewerView
+from kvstore.meta.state import TableDefinition
+from kvstore.request.grouping import grouped
+from kvstore.request.row_layout import layout_of
+from logformat.ids import Offset, SchemaId
+from logformat.log.batch import LAYOUTS, BatchHeader, decode_verified
+from logformat.log.change import ChangeType
+from logformat.log.index_state import IndexState
+from logformat.log.published_end import PublishedEnd
+
+LOOK_SECONDS = 0.25
+"""How often a reader looks whether a bucket's writer lives, and whether a decided commit lacks its batch there."""
+TOGETHER_BYTES = 8 << 20
+"""Batches with up to this many bytes are decoded together."""
+KEPT_MAX = 1 << 16
+"""Entries and batches that an index has meanwhile are kept up to this number."""
+
+_ADDS = np.zeros(len(ChangeType), np.int64)
+_ADDS[[ChangeType.APPEND, ChangeType.INSERT]] = 1
+_ADDS[ChangeType.DELETE] = -1
+
+
+class Overlay:
+    """What a log has from one place on; one thread at a time extends it, any thread reads views of it.
+
+    Args:
+        log: Returns the log, as its files are now: a segment whose sync failed is written again.
+        definition: Returns the table, with the schemas of all batches that are published.
+        start: Where it begins.
+    """
+
+    def __init__(self, log: Callable[[], LogFiles], definition: Callable[[], TableDefinition], start: LogEnd) -> None:
+        self._log = log
+        self._definition = definition
+        self.start = start.offset
+        # Replaced at once, so that an interrupt leaves it whole: how far headers are read, and each with the number of
+        # rows that its batch adds.
+        self._headers: tuple[LogEnd, list[tuple[BatchHeader, int]]] = start, []
+        self._rows_end = start
+        self._generation = Generation()
+
+    @property
+    def end(self) -> Offset:
+        """The offset after the last batch that was read."""
+        return self._headers[0].offset
+
+    def extend(self, end: Offset, *, rows: bool) -> None:
+        """Read on, up to an offset.
+
+        Args:
+            rows: Whether rows are read, too, and not headers only.
+
+        Raises:
+            CorruptBatch: A batch is damaged, or none ends there. The overlay is as it was.
+            OffsetOutOfRange: The log does not hold the changes any more.
+        """
+        place, headers = self._headers
+        if end > place.offset:
+            found = list(self._log().batches_at(place, end))
+            if found[-1].header.next_offset != end:
+                raise CorruptBatch("No batch of a log ends where it should; run `kvstore check`.", offset=end)
+            reached = found[-1].after
+            self._headers = reached, [*headers, *((each.header, _added_rows(each)) for each in found)]
+            if rows and self._rows_end == place:
+                self._read_rows(found)
+                self._rows_end = reached
+        if rows and self._rows_end.offset < end:
+            self._read_rows(self._log().batches_at(self._rows_end, end))
+            self._rows_end = self._headers[0]
+
+    def begin_at(self, place: LogEnd) -> None:
+        """Drop what an index has that has all changes before a place, if that is much, and read no more of it."""
+        offset = place.offset
+        is_much = max(len(self._generation), len(self._headers[1])) > KEPT_MAX
+        if self._rows_end.offset < offset or is_much:
+            self.start = max(self.start, offset)
+        if self._rows_end.offset < offset:
+            self._rows_end = place
+        if is_much:
+            end, headers = self._headers
+            self._headers = end, [each for each in headers if each[0].base_offset >= offset]
+            self._generation = self._generation.since(offset)
+
+    def state_after(self, state: IndexState) -> IndexState:
+        """The state of an index, moved on to the end of the overlay."""
+        newer = self._after(state)
+        if not newer:
+            return state
+        before, back = state.last_timestamp, state.back_offset
+        for header, _ in newer:
+            if header.commit_timestamp < before:
+                back = header.base_offset
+            before = header.commit_timestamp
+        return state._replace(
+            applied_offset=self.end,
+            last_timestamp=before,
+            uncounted_ms=newer[-1][0].uncounted_ms,
+            back_offset=back,
+            row_count=state.row_count + sum(added for _, added in newer),
+        )
+
+    def view(self, tree: View, state: IndexState) -> View:
+        """A view of an index, moved on to the end of the overlay.
+
+        Args:
+            state: Of the view.
+        """
+        newer = self.state_after(state)
+        if newer is state:
+            return tree
+        return NewerView(tree, newer, self._generation, [header for header, _ in self._after(state)])
+
+    def find(self, key: bytes) -> Entry | None:
+        """What the overlay has of a key; see :meth:`Generation.find`."""
+        return self._generation.find(key, self._headers[0].offset)
+
+    def _read_rows(self, found: Iterable[FoundBatch]) -> None:
+        definition = self._definition()
+        if definition.primary_key is not None:
+            for batches in _together(found):
+                keys, rows = _final_rows(definition, batches)
+                self._generation.add(Offset(batches[-1].header.next_offset - 1), keys, rows)
+
+    def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:
+        """Batches that an index lacks."""
+        headers = self._headers[1]
+        return headers[bisect_left(headers, state.applied_offset, key=lambda each: each[0].base_offset) :]
+
+
+def _added_rows(found: FoundBatch) -> int:
+    """How many rows a batch adds, as far as its change types say it."""
+    header = found.header
+    if header.append_only:
+        return header.record_count
+    place = LAYOUTS[header.magic].size + header.statistics_length
+    return int(_ADDS[np.frombuffer(found.data, np.uint8, header.record_count, place)].sum())
+
+
+def _together(found: Iterable[FoundBatch]) -> Iterator[list[FoundBatch]]:
+    """Consecutive batches of one schema, up to ``TOGETHER_BYTES`` of them."""
+    for _, batches in groupby(found, key=lambda each: each.header.schema_id):
+        waiting: list[FoundBatch] = []
+        size = 0
+        for batch in batches:
+            if waiting and size + batch.header.size > TOGETHER_BYTES:
+                yield waiting
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.header.size
+        yield waiting
+
+
+def _final_rows(definition: TableDefinition, batches: list[FoundBatch]) -> tuple[list[bytes], list[bytes | None]]:
+    """The keys that batches of one schema change, and the row that each has then; None if it has none."""
+    schema_id = batches[0].header.schema_id
+    schema = definition.schema_of(schema_id)
+    changes = [FinalChanges.of(decode_verified(each.header, each.data, schema)) for each in batches]
+    rows = pa.concat_batches([each.rows for each in changes])
+    grouping = grouped(layout_of(definition), rows)
+    lasts, keys = grouping.order[grouping.lasts], grouping.keys
+    put = np.concatenate([each.leaves_row for each in changes])[lasts]
+    values, _, _ = values_of(definition, SchemaId(schema_id), keys, put, rows, lasts)
+    stored = iter(values.to_list())
+    return keys.to_list(), [next(stored) if is_there else None for is_there in put.tolist()]
+
+
+class OverlayReader:
+    """Finds how far a bucket's log is to be read, and keeps its overlay.
+
+    Every call is made under the lock with which the handle opens and closes the bucket.
+
+    Args:
+        context: Of the bucket.
+        is_written: Whether another process writes the bucket; None if that can't be said, or one recovers it.
+    """
+
+    def __init__(self, context: BucketContext, is_written: Callable[[], bool | None]) -> None:
+        self._context = context
+        self._is_written = is_written
+        place, files = context.place, context.files
+        self._published = EndReader(place.directory, place.identity, files)
+        self._known_end = KnownEnd(place.log, files)
+        self._overlay: Overlay | None = None
+        self._record: PublishedEnd | None = None
+        self._has_rows = False
+        self._owner: UUID | None = None
+        self._look_next = 0.0
+
+    def at(self, state: IndexState, *, rows: bool = False) -> Overlay | None:
+        """The overlay from an index's state on, up to what is there now; None if the index has all of it.
+
+        Args:
+            rows: Whether rows are asked for, and not the state only.
+
+        Raises:
+            CorruptBatch: The log is damaged.
+            OffsetOutOfRange: The log begins after the state.
+        """
+        self._has_rows = False
+        record = self._record = self._published.read()
+        if record is None or record.offset < state.applied_offset:
+            overlay = self._unpublished(state, rows=rows)
+        elif self._is_to_look(record.owner) and not self._is_written():
+            overlay = self._whole(state, record.owner, rows=rows)
+        else:
+            end = max(self._known_up_to(state, record.owner), record.offset)
+            overlay = self._extended(state, end, record.owner, rows=rows)
+        self._has_rows = rows
+        return overlay
+
+    def newest(self, key: bytes, index: Index) -> Entry | None:
+        """What the log has of a key that the index may lack; None if nothing. Raises what :meth:`at` raises."""
+        is_known = self._has_rows and self._published.is_as_read()
+        if not is_known or self._context.clock.monotonic() >= self._look_next:
+            self.at(index.committed_state(), rows=True)
+        assert self._overlay is not None
+        return self._overlay.find(key)
+
+    def is_ahead(self, state: IndexState) -> bool:
+        """Whether an index has changes that were never durable, and that the log lost."""
+        if state.applied_offset <= state.synced_offset:
+            return False
+        try:
+            self._log().place(state.applied_offset)
+        except CorruptBatch:
+            return True
+        return False
+
+    def close(self) -> None:
+        """Close the file of the published end, and forget the overlay."""
+        self._published.close()
+        self._overlay, self._has_rows = None, False
+
+    def _is_to_look(self, owner: UUID | None) -> bool:
+        """Whether it is time to look who writes: nothing is known of this owner, or it was looked some time ago."""
+        now = self._context.clock.monotonic()
+        if now < self._look_next and self._overlay is not None and self._owner == owner:
+            return False
+        self._look_next = now + LOOK_SECONDS
+        return True
+
+    def _unpublished(self, state: IndexState, *, rows: bool) -> Overlay | None:
+        """The overlay if no record says how far it is to be read."""
+        start = end = self._known_up_to(state, None)
+        if self._is_to_look(None):
+            end = self._whole_end(state, start)
+            if end > start and self._is_written():
+                if self._published.read() is not self._record:
+                    # It has just begun, and may have recovered more than the state has.
+                    return self.at(state, rows=rows)
+                end = start
+        return self._synced(state, start, end, None, rows=rows)
+
+    def _whole(self, state: IndexState, owner: UUID, *, rows: bool) -> Overlay | None:
+        """The overlay up to where the whole batches of the log end."""
+        start = self._known_up_to(state, owner)
+        return self._synced(state, start, self._whole_end(state, start), owner, rows=rows)
+
+    def _known_up_to(self, state: IndexState, owner: UUID | None) -> Offset:
+        """How far the index and the overlay of this owner are; a later overlay is not less far."""
+        known = self._overlay if owner == self._owner else None
+        return state.applied_offset if known is None else max(known.end, state.applied_offset)
+
+    def _whole_end(self, state: IndexState, start: Offset) -> Offset:
+        """Where the whole batches after an offset end."""
+        place, files = self._context.place, self._context.files
+        with refusals(place.log):
+            if start == state.applied_offset and is_at_end(place, state, files):
+                return start
+            return self._known_end.after(start, self._log())
+
+    def _synced(
+        self, state: IndexState, start: Offset, end: Offset, owner: UUID | None, *, rows: bool
+    ) -> Overlay | None:
+        if end > start:
+            self._log().sync(start)
+        return self._extended(state, end, owner, rows=rows)
+
+    def _extended(self, state: IndexState, end: Offset, owner: UUID | None, *, rows: bool) -> Overlay | None:
+        overlay, start = self._overlay, state.applied_offset
+        if overlay is None or owner != self._owner or end < overlay.end or not overlay.start <= start < overlay.end:
+            overlay = Overlay(self._log, self._context.catalog.definition, self._place_of(state))
+        else:
+            overlay.begin_at(self._place_of(state))
+        self._overlay, self._owner = overlay, owner
+        overlay.extend(end, rows=rows)
+        return overlay if start < end else None
+
+    def _place_of(self, state: IndexState) -> LogEnd:
+        """Where in the log an index's changes end."""
+        end = synced_end(state)
+        if end.offset == state.applied_offset:
+            return end
+        try:
+            return self._log().place(state.applied_offset)
+        except CorruptBatch:
+            if state.applied_offset < end.offset:
+                raise
+            return end._replace(offset=state.applied_offset)  # see `is_ahead`
+
+    def _log(self) -> LogFiles:
+        return LogFiles(self._context.place.log, self._context.place.identity, self._context.files)

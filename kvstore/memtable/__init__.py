@@ -1,0 +1,1 @@
+"""Rows that are newer than the index of their bucket."""

@@ -1,0 +1,153 @@
+"""A view of a bucket that is ahead of its index: the index, and over it the rows of a generation."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from kvstore.index.found_rows import FoundRows
+from kvstore.index.index import View
+from kvstore.log.writer_state import WriterStates
+from kvstore.memtable.generation import Generation, Run
+from logformat import binary_column
+from logformat.binary_column import BinaryColumn
+from logformat.ids import WriterId
+from logformat.log.batch import BatchHeader
+from logformat.log.index_state import IndexState
+from logformat.log.writer_entry import WriterEntry
+from logformat.rows.keys import ROW
+
+
+class NewerView(View):
+    """A view of an index, moved on to a later state.
+
+    Args:
+        tree: A view of the index.
+        state: The state that this view has.
+        generation: Has the rows that changed since the index.
+        headers: Of the batches since the index, in order.
+    """
+
+    def __init__(self, tree: View, state: IndexState, generation: Generation, headers: Sequence[BatchHeader]) -> None:
+        # The pages of an index without rows can't be divided.
+        self.leaves = tree.leaves if tree.leaves is not None and tree.bounds() is not None else None
+        self._tree = tree
+        self._state = state
+        self._generation = generation
+        self._headers = headers
+
+    def state(self) -> IndexState:
+        """See :meth:`View.state`; the digest is that of the index."""
+        return self._state
+
+    def writers(self) -> dict[WriterId, WriterEntry]:
+        """See :meth:`View.writers`."""
+        states = WriterStates(self._tree.writers())
+        for header in self._headers:
+            states.remember(header)
+        return states.all()
+
+    def writers_of(self, ids: Iterable[WriterId]) -> dict[WriterId, WriterEntry]:
+        """See :meth:`View.writers_of`."""
+        all_writers = self.writers()
+        return {id: all_writers[id] for id in ids if id in all_writers}
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See :meth:`View.get`."""
+        there, values = self.find(BinaryColumn.from_list(keys))
+        found = iter(values.to_list())
+        return [next(found) if is_there else b"" for is_there in there.tolist()]
+
+    def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
+        """See :meth:`View.find`."""
+        there, values = self._tree.find(keys)
+        end = self._state.applied_offset
+        entries = [self._generation.find(key, end) for key in keys.to_list()]
+        if not any(entries):
+            return there, values
+        stored = iter(values.to_list())
+        rows: list[bytes | None] = [next(stored) if is_there else None for is_there in there.tolist()]
+        rows = [row if entry is None else entry[1] for row, entry in zip(rows, entries, strict=True)]
+        there = np.fromiter((row is not None for row in rows), bool, len(rows))
+        return there, BinaryColumn.from_list([row for row in rows if row is not None])
+
+    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+        """See :meth:`View.found`."""
+        newer = self._run().between(start, stop)
+        place = 0
+        for rows in self._tree.found(chunk, start, stop):
+            until = bisect_right(newer.keys, rows.keys()[-1], place) if place < len(newer.keys) else place
+            if until == place:
+                yield rows
+            else:
+                yield from _in_chunks(*_merged(rows, newer.keys[place:until], newer.rows[place:until]), chunk)
+            place = until
+        left = [pair for pair in zip(newer.keys[place:], newer.rows[place:], strict=True) if pair[1] is not None]
+        if left:
+            keys, values = (BinaryColumn.from_list(column) for column in zip(*left, strict=True))
+            yield from _in_chunks(keys, values, chunk)
+
+    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+        """See :meth:`View.found_reversed`."""
+        newer = self._run().between(start, stop)
+        end = len(newer.keys)
+        for rows in self._tree.found_reversed(chunk, start, stop):
+            place = bisect_left(newer.keys, rows.keys()[0], 0, end)
+            if place == end:
+                yield rows
+            else:
+                merged = _merged(rows, newer.keys[place:end], newer.rows[place:end])
+                yield from reversed(list(_in_chunks(*merged, chunk)))
+            end = place
+        left = [pair for pair in zip(newer.keys[:end], newer.rows[:end], strict=True) if pair[1] is not None]
+        if left:
+            keys, values = (BinaryColumn.from_list(column) for column in zip(*left, strict=True))
+            yield from reversed(list(_in_chunks(keys, values, chunk)))
+
+    def bounds(self) -> tuple[bytes, bytes] | None:
+        """A key at or before the first, and one at or after the last; None if there are no rows."""
+        newer, older = self._run().keys, self._tree.bounds()
+        ends = [*(older or ()), *newer[:1], *newer[-1:]]
+        return (min(ends), max(ends)) if ends else None
+
+    def first_from(self, key: bytes) -> bytes | None:
+        """See :meth:`View.first_from`."""
+        return next((rows.keys()[0] for rows in self.found(1, key)), None)
+
+    def row_count(self) -> int:
+        """See :meth:`View.row_count`."""
+        newer = self._run()
+        there, _ = self._tree.find(BinaryColumn.from_list(newer.keys))
+        return self._tree.row_count() + sum(row is not None for row in newer.rows) - int(np.count_nonzero(there))
+
+    def leaf_bytes(self) -> int:
+        """See :meth:`View.leaf_bytes`; without what is newer."""
+        return self._tree.leaf_bytes()
+
+    def _run(self) -> Run:
+        return self._generation.run(self._state.applied_offset)
+
+
+def _merged(older: FoundRows, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> tuple[BinaryColumn, BinaryColumn]:
+    """Keys and values of rows of an index with newer rows among them."""
+    old_keys = older.keys()
+    count = len(old_keys)
+    places = np.fromiter((bisect_left(old_keys, key) for key in keys), np.int64, len(keys))
+    kept = np.ones(count, bool)
+    kept[[place for place, key in zip(places, keys, strict=True) if place < count and old_keys[place] == key]] = False
+    live = np.fromiter((row is not None for row in rows), bool, len(rows))
+    added = [key for key, row in zip(keys, rows, strict=True) if row is not None]
+    values = [row for row in rows if row is not None]
+    order = np.insert(np.arange(count), places[live], count + np.arange(len(added)))
+    order = order[np.insert(kept, places[live], True)]
+    pairs = (old_keys, added), (older.values(), values)
+    all_keys, all_values = (binary_column.concatenate([old, BinaryColumn.from_list(new)]) for old, new in pairs)
+    return all_keys.take(order), all_values.take(order)
+
+
+def _in_chunks(keys: BinaryColumn, values: BinaryColumn, chunk: int) -> Iterator[FoundRows]:
+    for first in range(0, len(keys), chunk):
+        last = min(first + chunk, len(keys))
+        yield FoundRows.of(keys.slice(first, last), values.slice(first, last))

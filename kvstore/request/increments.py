@@ -1,0 +1,257 @@
+"""Increments: numbers that are added to columns of one row, in the turn of its bucket.
+
+A flat row is changed where its bytes are (:func:`small_increment`); any other by Arrow (:func:`increment`). Both refuse
+the same: a column that is null, and a sum that the column can't have.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Context, Decimal
+from math import isfinite
+from typing import Any
+
+import pyarrow as pa
+
+from kvstore.arguments import shown
+from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
+from kvstore.request.small import SmallConditional, SmallWrites, small_writes
+from kvstore.request.targets import schema_given
+from logformat.binary_column import BinaryColumn
+from logformat.ids import BucketId
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import CellPlace, Operation
+from logformat.rows.few.plain_values import struct_code
+from logformat.rows.given import row_of
+from logformat.rows.python_values import MISFITS
+
+_EXACT = Context(prec=100)
+Decide = Callable[[TableDefinition, pa.RecordBatch], "Changes | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """What is added to the columns of a row.
+
+    Attributes:
+        of: For each column its amount: an int for integers, a float for floats, a Decimal for decimals.
+        fields: The columns.
+    """
+
+    of: dict[str, Any]
+    fields: Mapping[str, pa.Field]
+
+    @classmethod
+    def given(cls, definition: TableDefinition, amounts: Any) -> Amounts:
+        """Amounts as a caller gives them.
+
+        Raises:
+            InvalidTargetColumns: There is no such column, or it can't be set.
+            SchemaMismatch: A column has no numbers, or an amount is no number that fits it.
+        """
+        if not isinstance(amounts, Mapping) or not amounts:
+            raise SchemaMismatch(
+                "Amounts are a dict from column name to number, and not empty.", amounts=shown(amounts)
+            )
+        schema = definition.schema
+        if unknown := [name for name in amounts if name not in schema.names]:
+            raise InvalidTargetColumns("The table has no such column.", unknown=unknown, columns=schema.names)
+        automatic = definition.options.auto_increment
+        if fixed := [name for name in amounts if name in (definition.primary_key or ()) or name == automatic]:
+            raise InvalidTargetColumns(
+                "A column of the key, or one that the table fills, can't be incremented.", columns=fixed
+            )
+        fields = {name: schema.field(name) for name in amounts}
+        return cls({name: _amount(fields[name], amount) for name, amount in amounts.items()}, fields)
+
+    def added(self, name: str, value: Any) -> Any:
+        """The sum in one column.
+
+        Raises:
+            InvalidRequest: The value is null, or the sum is more than the column can have.
+        """
+        if value is None:
+            raise InvalidRequest("A column that is null can't be incremented; store a number first.", column=name)
+        amount = self.of[name]
+        if isinstance(amount, Decimal):
+            return _EXACT.add(value, amount)
+        found = value + amount
+        if isinstance(found, float) and not isfinite(found) and isfinite(value):
+            raise self.overflow(name, value)
+        return found
+
+    def overflow(self, name: str, value: Any) -> InvalidRequest:
+        """The error for a sum that its column can't have."""
+        return InvalidRequest(
+            "The sum does not fit the column; the row stays as it is.",
+            column=name,
+            type=self.fields[name].type,
+            value=value,
+            amount=self.of[name],
+        )
+
+
+def _amount(field: pa.Field, given: Any) -> Any:
+    kind, types = field.type, pa.types
+    try:
+        if types.is_integer(kind) and not isinstance(given, bool):
+            return operator.index(given)
+        if types.is_floating(kind) and not isinstance(given, (bool, str)) and isfinite(given):
+            return float(given)
+        if types.is_decimal(kind) and not isinstance(given, bool):
+            amount = given if isinstance(given, Decimal) else Decimal(operator.index(given))
+            if amount.is_finite():
+                return amount
+    except (TypeError, ValueError, OverflowError):
+        pass
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+        raise SchemaMismatch("Only columns of numbers can be incremented.", column=field.name, type=kind)
+    raise SchemaMismatch(
+        "An amount is a finite number that fits its column.", column=field.name, type=kind, given=shown(given)
+    )
+
+
+def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any] | None:
+    """The row that is stored if there is none of the key; None if there is to be an error then.
+
+    Args:
+        default: The row to begin with, without its key; a column that is counted begins at 0 if it is left out.
+
+    Raises:
+        InvalidRequest: It is no row of this key, or a sum does not fit.
+        UnsupportedOperation: The table fills a column of a new row.
+    """
+    if default is None:
+        return None
+    given = row_of(default)
+    if not isinstance(given, Mapping):
+        raise SchemaMismatch("`default` is a row: a dict from column name to value.", default=shown(default))
+    if (automatic := definition.options.auto_increment) is not None:
+        raise UnsupportedOperation(
+            "The table fills a column of each new row, so an increment can't begin one; upsert it first.",
+            column=automatic,
+        )
+    named = intake.key_row(key, definition.primary_key or ())
+    if other := [name for name in named if name in given and given[name] != named[name]]:
+        raise InvalidRequest("`default` has another key than the one that is incremented.", key=key, columns=other)
+    try:
+        sums = {name: amounts.added(name, given.get(name, type(amount)(0))) for name, amount in amounts.of.items()}
+    except TypeError as error:
+        raise SchemaMismatch("A value of `default` is no number that fits its column.", default=shown(given)) from error
+    return {**given, **named, **sums}
+
+
+class Incremented:
+    """One increment, and the row after it once it was applied.
+
+    Args:
+        key: The key, one.
+        first: See :func:`first_row`.
+    """
+
+    def __init__(self, definition: TableDefinition, key: Any, amounts: Amounts, first: dict[str, Any] | None) -> None:
+        self._definition = definition
+        self._key = key
+        self._amounts = amounts
+        self._wanted = schema_given(definition, definition.schema, None)
+        self._first = first
+        self._stored: Operation | pa.RecordBatch | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The row as it was stored."""
+        stored, layout = self._stored, layout_of(self._definition)
+        if isinstance(stored, Operation):
+            row = layout.single.decode(self._key, stored.code, stored.value or b"")
+            if row is not None:
+                return row
+            keys, values = (BinaryColumn.from_list([each]) for each in (stored.code, stored.value or b""))
+            stored = layout.decode_found(keys, values)[0]
+        assert stored is not None
+        (row,) = stored.to_pylist()
+        return row
+
+    def decide(self, definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
+        """The changes of a conditional request."""
+        if not rows.num_rows:
+            if self._first is None:
+                return None
+            self._stored = intake.one_batch([self._first], self._wanted)
+            return Changes.upserts(intake.conform(self._stored, schema_given(definition, definition.schema, None)))
+        columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+        for name in self._amounts.of:
+            value = columns[name][0].as_py()
+            total = self._amounts.added(name, value)
+            try:
+                columns[name] = pa.array([total], columns[name].type)
+            except MISFITS as error:
+                raise self._amounts.overflow(name, value) from error
+            self._check_finite(name, value, columns[name][0].as_py())
+        self._stored = after = pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
+        wanted = schema_given(definition, definition.schema, None)
+        return Changes.upserts(intake.conform(after.select(wanted.names), wanted))
+
+    def _check_finite(self, name: str, value: Any, found: Any) -> None:
+        if isinstance(found, float) and not isfinite(found) and isfinite(value):
+            raise self._amounts.overflow(name, value)
+
+    def small(self) -> tuple[BucketId, SmallConditional] | None:
+        """The same as one request and its bucket, if the table takes small writes and all is plain; else None."""
+        writes = small_writes(self._definition)
+        if writes is None or writes.keeps_first:
+            return None
+        key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
+        found = writes.rows.delete(key)
+        cells = [_Cell.of(writes, self._amounts, name) for name in self._amounts.of]
+        if found is None or None in cells or (type(self._key) is dict and len(self._key) != len(found.key)):
+            return None
+        first = None if self._first is None else writes.upserts(self._first, 1)
+        if self._first is not None and first is None:
+            return None
+
+        def operation_on(stored: bytes | None) -> Operation | None:
+            operation = None if first is None else first[0]
+            if stored is not None:
+                sums = [(each.place, each.added(stored)) for each in cells if each is not None]
+                operation = writes.rows.changed(found.code, found.key, stored, sums)
+            self._stored = operation
+            return operation
+
+        return writes.bucket_of(found.key), SmallConditional(
+            keys=[found.code],
+            decide=self.decide,
+            definition=self._definition,
+            operation_on=operation_on,
+            writes=writes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """A number in the bytes of a row."""
+
+    name: str
+    amounts: Amounts
+    place: CellPlace
+    form: struct.Struct
+
+    @classmethod
+    def of(cls, writes: SmallWrites, amounts: Amounts, name: str) -> _Cell | None:
+        kind, place = amounts.fields[name].type, writes.rows.place_of(name)
+        if place is None or pa.types.is_decimal(kind):
+            return None
+        return cls(name, amounts, place, struct.Struct(f"<{struct_code(kind)}"))
+
+    def added(self, stored: bytes) -> bytes:
+        place = self.place
+        (value,) = self.form.unpack_from(stored, place.start)
+        value = None if stored[place.null_at] & place.null_bit else value
+        try:
+            return self.form.pack(self.amounts.added(self.name, value))
+        except (struct.error, OverflowError) as error:
+            raise self.amounts.overflow(self.name, value) from error

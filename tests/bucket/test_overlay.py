@@ -1,0 +1,285 @@
+"""A process that reads beside one that writes sees what the model has, whatever the index has of it by then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.bucket.reading import overlay, reader
+from kvstore.index.index import View
+from kvstore.testing.model import Model, Operation
+from logformat import paths
+from logformat.ids import BucketId, Offset, Position, TableId
+from logformat.log import published_end
+from logformat.log.index_state import IndexState
+from logformat.rows.keys import ROW
+from tests.crash.history import copy_of
+from tests.support.processes import Child, Pipe
+from tests.support.tables import assert_equals_model, changes, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
+BY_HAND: dict[str, Any] = {"commit_wait_ms": 600_000, "commit_idle_ms": 600_000, "sync_interval_ms": 600_000}
+"""The index is committed when a test says so."""
+PUBLISHED = paths.bucket_directory(Path(), TableId(1), BucketId(0)) / paths.PUBLISHED_FILE
+
+
+def write(pipe: Pipe, path: Path, options: dict[str, Any]) -> None:
+    """Do what it is told, one thing after the other."""
+    store = kvstore.open(path, **BY_HAND, **options)
+    while True:
+        what, operations = pipe.recv()
+        table = store.table("t")
+        match what:
+            case "write":
+                table.apply(changes(operations, SCHEMA))
+            case "flush":
+                table.flush()
+            case "compact":
+                table.compact()
+            case "close":
+                store.close()
+                store = kvstore.open(path, **BY_HAND, **options)
+        pipe.send(store.table("t").bucket(0).handle.state())
+
+
+@contextmanager
+def looked_at_once() -> Iterator[None]:
+    """Readers look for everything at each call, and keep little."""
+    with pytest.MonkeyPatch.context() as patches:
+        for module in (overlay, reader):
+            patches.setattr(module, "LOOK_SECONDS", 0.0)
+        patches.setattr(overlay, "TOGETHER_BYTES", 700)
+        patches.setattr(overlay, "KEPT_MAX", 5)
+        yield
+
+
+@dataclass
+class Beside:
+    """A writer in another process, a reader in this one, and the model; a context manager.
+
+    Attributes:
+        models: After each batch, by its end.
+    """
+
+    path: Path
+    options: dict[str, Any]
+    models: dict[int, Model] = field(default_factory=dict)
+    _stack: ExitStack = field(default_factory=ExitStack)
+
+    def __enter__(self) -> Beside:
+        with kvstore.open(self.path) as store:
+            store.create_table("t", SCHEMA, "k")
+        self.models[0] = self.model = Model(("k",))
+        self._writer = self._stack.enter_context(Child(write, self.path, self.options))
+        self.table = self._stack.enter_context(kvstore.open(self.path)).table("t")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def tell(self, what: str, operations: list[Operation] | None = None) -> IndexState:
+        """Have the writer do something; the state of its bucket then."""
+        if operations is not None:
+            self.model = copy_of(self.model)
+            self.model.apply(operations)
+            self.models[self.model.end] = self.model
+        self._writer.say((what, operations))
+        state: IndexState = self._writer.hear()
+        return state
+
+    def kill(self) -> None:
+        """Kill the writer; another one comes when it is told something."""
+        self._writer.kill()
+        self._writer = self._stack.enter_context(Child(write, self.path, self.options))
+
+    def check(self, *, least: int) -> int:
+        """The reader sees the model as of a batch, and not less than that of the end ``least``; its end."""
+        ((_, end),) = self.table.offsets().values()
+        assert end >= least
+        model = self.models[end]
+        assert_equals_model(self.table, model)
+        assert [self.table.get(k) for k in range(-1, 13)] == [model.rows.get((k,)) for k in range(-1, 13)]
+        found = self.table.lookup(list(range(13)))
+        assert found["_found"].to_pylist() == [(k,) in model.rows for k in range(13)]
+        assert found.filter(found["_found"]).drop_columns("_found").to_pylist() == [
+            model.rows[k,] for k in range(13) if (k,) in model.rows
+        ]
+        return end
+
+
+def content(view: View, chunk: int = 1000) -> list[list[tuple[bytes, bytes]]]:
+    """Keys and values, without zeros after a value, which may be there or not."""
+    return [
+        [(key, value.rstrip(b"\0")) for key, value in zip(keys.to_list(), values.to_list(), strict=True)]
+        for keys, values in view.rows(chunk)
+    ]
+
+
+def assert_is_whole(view: View, before: list[tuple[bytes, bytes]], random: Random) -> None:
+    """A view has the rows that it had, whichever way they are read."""
+    keys = [key for key, _ in before]
+    chunk, (start, stop) = random.randint(1, 4), sorted(random.choices([*keys, ROW, b"\xff"], k=2))
+    found = content(view, chunk)
+    assert [pair for part in found for pair in part] == before
+    assert max(map(len, found), default=0) <= chunk
+    assert [key for part in view.found(chunk, start, stop) for key in part.keys().to_list()] == [
+        key for key in keys if start <= key < stop
+    ]
+    backwards = [part.keys().to_list() for part in view.found_reversed(chunk, start, stop)]
+    assert [key for part in backwards for key in reversed(part)] == [key for key in keys[::-1] if start <= key < stop]
+    assert max(map(len, backwards), default=0) <= chunk
+    assert [value.rstrip(b"\0") for value in view.get([*keys, b"\xff"])] == [*(value for _, value in before), b""]
+    assert view.row_count() == view.state().row_count == len(before)
+    assert view.first_from(start) == min((key for key in keys if key >= start), default=None)
+    bounds = view.bounds()
+    assert (bounds is None or bounds[0] <= min(keys) <= max(keys) <= bounds[1]) if keys else True
+
+
+def plain(state: IndexState) -> IndexState:
+    """A state without what only the index knows."""
+    return state._replace(digest=0, synced_base=Offset(0), synced_position=Position(0), synced_offset=Offset(0))
+
+
+OPERATIONS = st.lists(
+    st.builds(
+        lambda k, text, delete: ("delete", {"k": k}) if delete else ("upsert", {"k": k, "s": text}),
+        *(st.integers(0, 12), st.sampled_from(["", "a", "b" * 300, None]), st.booleans()),
+    ),
+    max_size=6,
+)
+STEPS = st.lists(
+    st.tuples(st.just("write"), OPERATIONS)
+    | st.tuples(st.sampled_from(["flush", "compact", "close", "kill"]), st.none())
+    | st.tuples(st.just("write"), OPERATIONS),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(
+    steps=STEPS,
+    durability=st.sampled_from(["sync", "sync", "interval", "none"]),
+    segment_bytes_max=st.sampled_from([4096, 1 << 20]),
+    seed=st.integers(0, 1 << 30),
+)
+def test_a_reader_sees_what_is_durable_at_each_moment(
+    steps: list[tuple[str, Any]], durability: str, segment_bytes_max: int, seed: int, tmp_path_factory: Any
+) -> None:
+    path, random = tmp_path_factory.mktemp("beside") / "store", Random(seed)
+    options = {"durability": durability, "segment_bytes_max": segment_bytes_max}
+    with looked_at_once(), Beside(path, options) as beside, ExitStack() as views:
+        held: list[tuple[View, list[tuple[bytes, bytes]]]] = []
+        least = 0
+        for what, operations in steps:
+            if what == "kill":
+                beside.kill()
+            else:
+                state = beside.tell(what, operations)
+                if durability == "sync":
+                    assert plain(beside.table.bucket(0).handle.committed()) == plain(state)
+            if durability == "sync" or what != "write":
+                least = beside.model.end
+            least = beside.check(least=least)
+            view = views.enter_context(beside.table.bucket(0).handle.snapshot())
+            held.append((view, [pair for part in content(view) for pair in part]))
+            assert len(held[-1][1]) == len(beside.models[least].rows)
+            for each in held:
+                assert_is_whole(*each, random)
+    with kvstore.open(path) as store:
+        assert_equals_model(store.table("t"), beside.model)
+        assert store.check().ok
+
+
+def test_a_row_is_seen_before_the_index_has_it_and_costs_no_commit(store_path: Path) -> None:
+    with Beside(store_path, {}) as beside:
+        index = store_path / "tables/1/0/index/data.mdb"
+        before = index.read_bytes()
+        for k in range(20):
+            beside.tell("write", [("upsert", {"k": k, "s": "a"})])
+            assert beside.table.get(k) == {"k": k, "s": "a"}
+            assert beside.table.count() == k + 1
+        assert index.read_bytes() == before
+
+
+# What a record may be
+
+
+def damaged(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+def of_another_bucket(data: bytes) -> bytes:
+    record = published_end.decode(data)
+    assert record is not None
+    return published_end.encode(record._replace(bucket_id=BucketId(5)))
+
+
+@pytest.mark.parametrize("change", [damaged, of_another_bucket, lambda _: b"", lambda data: data + b"\0" * 9, None])
+def test_a_record_that_is_none_hides_nothing_of_a_dead_writer(store_path: Path, change: Any) -> None:
+    with Beside(store_path, {}) as beside:
+        beside.tell("write", [("upsert", {"k": k, "s": "a"}) for k in range(5)])
+        beside.kill()
+        file = store_path / PUBLISHED
+        data = file.read_bytes()
+        file.unlink()
+        if change is not None:
+            file.write_bytes(change(data))
+        with looked_at_once():
+            beside.check(least=5)
+
+
+@pytest.mark.parametrize("change", [damaged, lambda _: published_end.VOID])
+def test_beside_a_writer_without_a_record_the_index_is_read(store_path: Path, change: Any) -> None:
+    """As an older kvstore writes."""
+    with looked_at_once(), Beside(store_path, {}) as beside:
+        beside.tell("write", [("upsert", {"k": 1, "s": "a"})])
+        beside.tell("flush")
+        beside.tell("write", [("upsert", {"k": 2, "s": "a"})])
+        file = store_path / PUBLISHED
+        file.write_bytes(change(file.read_bytes()))
+        assert beside.check(least=1) == 1
+        beside.tell("flush")
+        assert beside.check(least=2) == 2
+
+
+@pytest.mark.parametrize("kind", ["directory", "link", "pipe"])
+def test_what_can_not_be_a_record_stops_nobody(store_path: Path, tmp_path: Path, kind: str) -> None:
+    with kvstore.open(store_path) as store:
+        store.create_table("t", SCHEMA, "k")
+    file = store_path / PUBLISHED
+    file.unlink()
+    other = tmp_path / "other"
+    other.write_bytes(b"as it was")
+    match kind:
+        case "directory":
+            file.mkdir()
+        case "link":
+            file.symlink_to(other)
+        case "pipe":
+            os.mkfifo(file)
+    with kvstore.open(store_path) as store:
+        store.table("t").upsert({"k": 1, "s": "a"})
+    with kvstore.open(store_path) as store:
+        assert rows_of(store.table("t")) == [{"k": 1, "s": "a"}]
+    assert other.read_bytes() == b"as it was"
+
+
+def test_a_closed_bucket_has_a_void_record(store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 1, "s": "a"})
+        record = published_end.decode((store_path / PUBLISHED).read_bytes())
+        assert record is not None
+        assert record.offset == 1
+    assert (store_path / PUBLISHED).read_bytes() == published_end.VOID
