@@ -249,7 +249,7 @@ class StoreRuntime:
         """Create a table under the name of one that goes in the same commit of the catalog.
 
         Args:
-            replaced: The table that goes, with its changes.
+            replaced: The table that goes, with its changes, as it was known when its replacement began.
             seen: The offset of each bucket after the changes of this table that may go.
 
         Raises:
@@ -258,18 +258,27 @@ class StoreRuntime:
             StoreLocked: Another process writes it, and does not hand it over. Nothing was changed.
             InvalidRequest, StoreFull, LogFailed: See :meth:`TableDirectories.create`.
         """
-        opened = self.open_table(replaced)
+
+        def known() -> TableDefinition:
+            found = self.catalog().tables.get(replaced.id)
+            if found is None or (found.schema_id, found.options) != (replaced.schema_id, replaced.options):
+                raise changed
+            return found
+
+        changed = Conflict(
+            "The table has changed since the statement that replaces it began; nothing of the statement was done. Run "
+            "it again.",
+            table=replaced.name,
+        )
+        opened = self.open_table(known())
 
         @contextmanager
         def turn() -> Iterator[None]:
             with opened.commits.turn(), self._dropping(opened):
                 now = {bucket: handle.state().applied_offset for bucket, handle in enumerate(opened.handles)}
-                if now != seen or self.catalog().tables[replaced.id] is not replaced:
-                    raise Conflict(
-                        "The table has changed since the statement that replaces it began, and nothing of that was "
-                        "done; run it again.",
-                        table=replaced.name,
-                    )
+                known()
+                if now != seen:
+                    raise changed
                 yield
 
         self._directories.create(table, rows, Replaced(replaced.id, turn))

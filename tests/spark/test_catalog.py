@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 from collections.abc import Iterator
 from itertools import count
@@ -140,6 +141,14 @@ def test_a_table_is_replaced_by_one_commit_or_stays_as_it_is(
     frame = spark.table(name)
     frame.where("k = 2").writeTo(name).createOrReplace()
     assert run(spark, "SELECT * FROM kv.t") == [(2, 10, "x")]
+    frame = spark.table(name).where("k > 0").selectExpr("k", "n + 1 AS n", "s")
+    ends = {str(bucket): end for bucket, (_, end) in store_of_catalog["t"].offset_ranges().items()}
+    run(spark, "INSERT INTO kv.t VALUES (5, 50, 'later')")
+    with pytest.raises(AnalysisException, match=r"Conflict: The query reads the table that it replaces.*run it again"):
+        frame.writeTo(name).createOrReplace()  # it has the table as it was when the frame was made
+    run(spark, f"CREATE OR REPLACE TABLE kv.t AS SELECT * FROM kv.t VERSION AS OF '{json.dumps(ends)}'")
+    assert run(spark, "SELECT * FROM kv.t") == [(2, 10, "x")]
+    frame = spark.table(name)
     keys = spark.range(3).withColumnRenamed("id", "k")
     with pytest.raises(AnalysisException, match=r"takes no options.*tableProperty.*given=primary\.key"):
         keys.write.mode("overwrite").option("primary.key", "k").saveAsTable(name)
@@ -294,6 +303,11 @@ def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, sto
     run(spark, "CREATE TABLE kv.u LIKE kv.T")
     with pytest.raises(AnalysisException, match=r"leave TBLPROPERTIES and USING out.*given=bucket\.num"):
         run(spark, "CREATE TABLE kv.w LIKE kv.t TBLPROPERTIES ('bucket.num' = '3')")
+    with pytest.raises(AnalysisException, match=r"takes a table, not its changes.*table=t\$changelog"):
+        run(spark, "CREATE TABLE kv.w LIKE kv.`t$changelog`")
+    for sql in ("CREATE TABLE kv.other.w (k int)", "CREATE OR REPLACE TABLE kv.other.w AS SELECT 1 AS k"):
+        with pytest.raises(AnalysisException, match="SCHEMA_NOT_FOUND"):
+            run(spark, sql)
     for sql in ("CREATE NAMESPACE kv.other", "DROP NAMESPACE kv.default"):
         with pytest.raises(AnalysisException, match="has one namespace, `default`"):
             run(spark, sql)

@@ -173,7 +173,7 @@ def test_an_update_of_a_row_that_has_another_number_by_now_conflicts(store: kvst
         ({"merge_engine": "first_row"}, "MERGE INTO kv.t USING kv.t u ON false WHEN MATCHED THEN DELETE", "MERGE give"),
         ({"delete_behavior": "ignore"}, "DELETE FROM kv.t", "The table takes no deletes.*delete_behavior=ignore"),
         ({"delete_behavior": "ignore"}, "DELETE FROM kv.t WHERE n = 1", "The table takes no deletes"),
-        ({}, "DELETE FROM kv.t WITH (txnId = 'u')", "InvalidRequest: Option `txnId` .*only for INSERT|PARSE_SYNTAX"),
+        ({}, "DELETE FROM kv.t WITH (txnId = 'u')", r"InvalidRequest: .*leave it out.*unknown=\['txnid'\]"),
         (
             {"merge_engine": "first_row"},
             "DELETE FROM kv.t",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import itertools
 from collections.abc import Callable, Iterable, Iterator
@@ -149,8 +150,12 @@ def test_what_was_written_or_is_still_to_be_read_is_not_replaced(store: kvstore.
     table = make_old(store)
     before = seen(store)
     table.upsert({"k": 50, "n": 50})
-    with pytest.raises(Conflict, match="run it again"):
+    with pytest.raises(Conflict, match="Run it again"):
         store.runtime.replace_table(store.runtime.definition("t"), before, TABLE, rows)
+    known = store.runtime.definition("t")
+    store.alter_table("t", retention=dt.timedelta(days=3))
+    with pytest.raises(Conflict, match="Run it again"):
+        store.runtime.replace_table(known, seen(store), TABLE, rows)
     store.consumer("reads").commit("t", dict.fromkeys(range(3), 0))
     with pytest.raises(UnsupportedOperation, match=r"drop the consumer.*consumers=\['reads'\]"):
         replace(store)
@@ -160,6 +165,11 @@ def test_what_was_written_or_is_still_to_be_read_is_not_replaced(store: kvstore.
     make_old(store)
     with pytest.raises(Conflict, match="renamed or replaced meanwhile"):
         store.runtime.replace_table(known, {0: 0, 1: 0, 2: 0}, TABLE, rows)
+    dropped = store.runtime.definition("t")
+    store.drop_table("t")
+    with pytest.raises(Conflict, match="Run it again"):
+        store.runtime.replace_table(dropped, {0: 0, 1: 0, 2: 0}, TABLE, rows)
+    make_old(store)
     assert all_rows(store) == OLD_ROWS
     assert store.table("u").count() == len(OLD_ROWS) + 1
     assert not left_over(store)

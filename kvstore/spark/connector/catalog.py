@@ -92,16 +92,19 @@ def described(given: Mapping[str, str]) -> Description:
         NotAStore, NoSuchTable: There is no such store or table.
     """
     options = Options.of(given)
-    if (url := replica_at(options.path)) is not None:
-        definition = replica.found(url, options)[0].definition
-    else:
-        with opened(options.path) as store:
-            definition = store.runtime.definition(options.table)
+    definition = _definition(options)
     key = definition.primary_key
     is_log = key is None and options.kind is Kind.ROWS
     shown = _properties(key, definition.buckets, definition.bucket_key, definition.options)
     names = frozenset(key or () if options.kind is Kind.ROWS else ())
     return Description(shown, names, spark_schema(definition.schema) if is_log else None)
+
+
+def _definition(options: Options) -> TableDefinition:
+    if (url := replica_at(options.path)) is not None:
+        return replica.found(url, options)[0].definition
+    with opened(options.path) as store:
+        return store.runtime.definition(options.table)
 
 
 def columns_of(definition: TableDefinition) -> StructType:
@@ -147,14 +150,20 @@ def create_like(path: str, name: str, like: Mapping[str, str]) -> None:
     """Create a table with the columns, the key and the properties of another one.
 
     Args:
-        like: Options that name the other one, in a store of this machine.
+        like: Options that name the other one.
 
     Raises:
+        InvalidRequest: They name its changes.
         NotAStore, NoSuchTable: There is no such store or table.
         TableExists: There is a table of that name.
     """
-    with opened(like["path"]) as store:
-        definition = store.runtime.definition(like["table"])
+    options = Options.of(like)
+    if options.kind is not Kind.ROWS:
+        raise InvalidRequest(
+            "CREATE TABLE LIKE takes a table, not its changes; use CREATE TABLE … AS SELECT for a table of changes.",
+            table=like["table"],
+        )
+    definition = _definition(options)
     table = structs.replace(table_like(definition, definition.schema, definition.primary_key), name=table_name(name))
     with _writable(path) as store:
         store.runtime.create_table(table)

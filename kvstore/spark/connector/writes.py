@@ -72,12 +72,17 @@ def truncate(request: Message) -> None:
 
 
 def check_fitting(request: Message, columns: StructType) -> None:
-    """Refuse rows that are not those of a new table.
+    """Refuse rows that are not those of a new table, and reads of the replaced one that lack changes.
 
     Raises:
         InvalidRequest: They do not fit.
+        Conflict: The query reads the table that is replaced, as it was earlier.
     """
-    _new_table(request).fitting(empty(arrow_schema(columns)))
+    table = _new_table(request)
+    table.fitting(empty(arrow_schema(columns)))
+    for read in request["reads"]:
+        if table.replaced is not None:
+            table.replaced.check_read(decode(read, Pinned))
 
 
 def show(request: Message) -> None:

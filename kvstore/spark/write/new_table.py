@@ -19,12 +19,14 @@ from kvstore.meta.state import TableDefinition
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
+from kvstore.spark.options import Kind
+from kvstore.spark.read.tasks import Pinned
 from kvstore.spark.write.job import TASK_ROWS, add_by_bucket
 from kvstore.spark.write.staged import Staged, TaskFile, batches_of, remove, sweep, together
 from kvstore.store.store import Store, open_store
 from kvstore.table.creation import check_replaceable
 from logformat.catalog.edits import CreateTable
-from logformat.ids import BucketId, TableId
+from logformat.ids import BucketId
 from logformat.rows.changes import Changes
 
 
@@ -33,11 +35,26 @@ class Replaced:
     """The table whose place a new one takes.
 
     Attributes:
+        definition: The table when the statement began.
         seen: The offset of each bucket up to which its changes may go with it.
     """
 
-    table_id: int
+    definition: TableDefinition
     seen: dict[int, int]
+
+    def check_read(self, read: Pinned) -> None:
+        """Verify that a read which the query makes has the rows of this table that may go, if it is of its rows.
+
+        Raises:
+            Conflict: It lacks changes.
+        """
+        ends = {each.bucket: each.end for each in read.ranges}
+        if read.place.kind is Kind.ROWS and read.place.table_id == self.definition.id and ends != self.seen:
+            raise Conflict(
+                "The query reads the table that it replaces, and the table was written since: those changes would be "
+                "lost. Nothing was changed; run it again, with a DataFrame that is made again.",
+                table=self.definition.name,
+            )
 
 
 @dataclass(frozen=True)
@@ -105,13 +122,7 @@ class NewTable:
             if self.replaced is None:
                 runtime.create_table(self.table, rows)
             else:
-                known = runtime.catalog().tables.get(TableId(self.replaced.table_id))
-                if known is None:
-                    raise Conflict(
-                        "The table that is to be replaced was dropped meanwhile; nothing was written. Run it again.",
-                        table=self.table.name,
-                    )
-                runtime.replace_table(known, self.replaced.seen, self.table, rows)
+                runtime.replace_table(self.replaced.definition, self.replaced.seen, self.table, rows)
         finally:
             with suppress(StoreError):  # the table is there, or is not
                 store.close()
@@ -144,4 +155,4 @@ def replaced_by(store: Store, name: str, *, creates: bool, replaces: bool) -> Re
         raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
     check_replaceable(state, there.id)
     ends = store.table(name).offset_ranges("latest")
-    return Replaced(there.id, {int(bucket): int(end) for bucket, (_, end) in ends.items()})
+    return Replaced(there, {int(bucket): int(end) for bucket, (_, end) in ends.items()})

@@ -2,6 +2,7 @@ package kvstore.spark
 
 import java.util
 
+import scala.collection.mutable
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
@@ -20,7 +21,9 @@ class NewTable(override val name: String, override val schema: StructType, begun
     extends StagedTable with SupportsWrite {
   private val python = Python.of(SparkSession.active)
   private val table: JObject = "newTable" -> begun
+  private val reads = mutable.ListBuffer.empty[JValue]
   private var staged: JObject = "staged" -> List.empty[String]
+  NewTable.current.set(this)
 
   override def capabilities: util.Set[TableCapability] =
     util.EnumSet.of(TableCapability.BATCH_WRITE, TableCapability.TRUNCATE)
@@ -40,7 +43,8 @@ class NewTable(override val name: String, override val schema: StructType, begun
     override def build(): Write =
       new StoreWrite(python, new RowShape(info.schema, None), s"CREATE $name") {
         override protected lazy val job: JValue = {
-          Helper.plan(python, ("do" -> "fill") ~ table ~ ("columns" -> info.schema.json), "CREATE", name)
+          val request = ("do" -> "fill") ~ table ~ ("columns" -> info.schema.json) ~ ("reads" -> reads.toList)
+          Helper.plan(python, request, "CREATE", name)
           table
         }
 
@@ -48,10 +52,23 @@ class NewTable(override val name: String, override val schema: StructType, begun
       }
   }
 
-  override def commitStagedChanges(): Unit =
+  override def commitStagedChanges(): Unit = {
+    NewTable.current.remove()
     StoreWrite.inCommit("the table is there with all its rows, or everything is as it was")(
       Helper.ask(python, ("do" -> "show") ~ table ~ ("staged" -> staged \ "staged")))
+  }
 
-  override def abortStagedChanges(): Unit =
+  override def abortStagedChanges(): Unit = {
+    NewTable.current.remove()
     Helper.ask(python, ("do" -> "abort") ~ table ~ ("staged" -> staged \ "staged"))
+  }
+}
+
+object NewTable {
+
+  /** The table that this thread creates now: Spark plans its query after it has staged the table. */
+  private val current = new ThreadLocal[NewTable]
+
+  /** A query of this thread reads something as it is now, and not as of an earlier moment. */
+  def reads(pinned: => JValue): Unit = Option(current.get).foreach(_.reads += pinned)
 }

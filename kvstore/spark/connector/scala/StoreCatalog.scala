@@ -103,7 +103,7 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog with Support
       table: Identifier, context: ChangelogContext, options: CaseInsensitiveStringMap): Changelog =
     named(table)(name => StoreChanges.load(path, name, s"$catalog.$name", context))
 
-  override def createTable(table: Identifier, info: TableInfo): Table = named(table) { name =>
+  override def createTable(table: Identifier, info: TableInfo): Table = created(table) { name =>
     ask("create", name, defined(name, info, info.properties.asScala.toMap))
     loaded(name, Map.empty)(new CatalogTable(_, _, _))
   }
@@ -119,20 +119,26 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog with Support
           "kvstore.errors.UnsupportedOperation: CREATE TABLE LIKE takes the key and the properties of the other table; " +
             s"leave TBLPROPERTIES and USING out. given=${others.keys.toSeq.sorted.mkString(", ")}", "create", table.name)
       }
-      named(table) { name =>
+      created(table) { name =>
         ask("like", name, ("table" -> name) ~ ("like" -> like.optionsAsJson), "create")
         loaded(name, Map.empty)(new CatalogTable(_, _, _))
       }
     case _ => createTable(table, info)
   }
 
-  override def stageCreate(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "create"))
+  override def stageCreate(table: Identifier, info: TableInfo): StagedTable = created(table)(staged(_, info, "create"))
 
   override def stageReplace(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "replace"))
 
   override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable = {
-    val name = nameOf(table)
+    check(table.namespace)
+    val name = table.name
     staged(if (names().contains(name)) name else inOtherCase(name).getOrElse(name), info, "either")
+  }
+
+  private def created[T](table: Identifier)(create: String => T): T = {
+    check(table.namespace)
+    named(table)(create)
   }
 
   private def staged(name: String, info: TableInfo, verb: String): StagedTable = {
