@@ -274,8 +274,14 @@ class StoreRuntime:
 
         @contextmanager
         def turn() -> Iterator[None]:
-            with opened.commits.turn(), self._dropping(opened):
-                now = {bucket: handle.state().applied_offset for bucket, handle in enumerate(opened.handles)}
+            with ExitStack() as taken:
+                try:
+                    taken.enter_context(opened.commits.turn())
+                    taken.enter_context(self._dropping(opened))
+                    now = {bucket: handle.state().applied_offset for bucket, handle in enumerate(opened.handles)}
+                except StoreError:
+                    known()  # its files may be gone
+                    raise
                 known()
                 if now != seen:
                     raise changed

@@ -113,14 +113,18 @@ class ReadTable:
             CorruptData: The row is damaged.
         """
         reading = self._reading
-        if next(reading.gets) % GETS_TIMED:
-            reading.access.check_open()
-            return reading.single.get(key, reading.catalog.definition())
-        began = reading.meter.get.now()
-        definition = reading.keyed()  # first: it may find that another copy is to be read
-        row = reading.single.get(key, definition)
-        reading.meter.get.since(began)
-        return row
+        try:
+            if next(reading.gets) % GETS_TIMED:
+                reading.access.check_open()
+                return reading.single.get(key, reading.catalog.definition())
+            began = reading.meter.get.now()
+            definition = reading.keyed()  # first: it may find that another copy is to be read
+            row = reading.single.get(key, definition)
+            reading.meter.get.since(began)
+            return row
+        except (StoreError, OSError):
+            reading.current()  # a dropped table or closed store is the cause to report
+            raise
 
     def __getitem__(self, key: Keys) -> dict[str, Any]:
         row = self.get(key)
