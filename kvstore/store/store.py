@@ -39,12 +39,12 @@ from kvstore.shared.place import place_of_tables
 from kvstore.shared.publish import publish
 from kvstore.store.altered_tables import AlteredTables
 from kvstore.store.check import CheckReport
+from kvstore.store.held_indexes import held_indexes, warning_of
 from kvstore.store.metrics import Format, Metrics, metrics
 from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
-from kvstore.table.held_indexes import held_indexes, warning_of
 from kvstore.table.table import Table
 from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.ids import TableId

@@ -31,6 +31,7 @@ from tests.support.spark_drivers import (
     lines_until,
     of_a_driver,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -124,8 +125,8 @@ def test_helpers_and_executors_killed_in_the_middle_of_a_statement(store_path: P
             gate(store_path, number).touch()
             lines_until(process, "began")
             time.sleep(chance.uniform(0, took))
+            wait_until(lambda: bool(of_a_driver(process.pid, word)))  # the last kill may have left none yet
             victims = of_a_driver(process.pid, word)
-            assert victims
             # Of executors one, as if its machine had died; of helpers all, with what they have forked.
             for victim in victims if word == HELPER else victims[:1]:
                 with suppress(ProcessLookupError):
