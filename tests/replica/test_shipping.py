@@ -138,32 +138,31 @@ def append_on_request(pipe: Pipe, path: Path) -> None:
 
 def test_a_table_that_is_replaced_while_it_is_shipped_has_all_its_rows_in_the_replica(tmp_path: Path) -> None:
     class Beside(Objects):
-        """Has tables replaced after their ends were read: before the catalog is shipped, and after it was."""
+        """Has tables replaced after their ends were read: before the catalog is shipped, and each time it is."""
 
         before: Callable[[], None] | None = None
-        after: Callable[[], None] | None = None
+        beside: list[Callable[[], None]]
 
         def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
             if self.before is not None:
                 call, self.before = self.before, None
                 call()
             parsed = parse_name(name)
-            if self.after is not None and parsed is not None and parsed.stream == CATALOG:
-                call, self.after = self.after, None
-                call()
+            if self.beside and parsed is not None and parsed.stream == CATALOG:
+                self.beside.pop()()
             return super().create(name, pieces)
 
     objects = Beside()
+    objects.beside = []
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         replica = replica_of(store, objects)
         for round in range(3):
             table.upsert([{"k": k, "v": round} for k in range(round + 1)])
             objects.before = replacement(store, [{"k": k, "v": 10 + round} for k in range(10)])
-            if round == 2:
-                objects.after = replacement(store, [{"k": 1, "v": 99}])
+            objects.beside = [replacement(store, [{"k": k, "v": -k} for k in range(rows)]) for rows in range(round)]
             replica.ship()
-            assert objects.before is objects.after is None
+            assert (objects.before, objects.beside) == (None, [])
             table = store.table("t")
             restored(objects, tmp_path / f"back {round}")
             with kvstore.open(tmp_path / f"back {round}") as back:

@@ -148,18 +148,20 @@ class Shipper:
             self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
-        catalog = self._ship_catalog(status.of(CATALOG))
-        # A table may have come with rows meanwhile, perhaps in the place of another: it never was without them.
-        while created := self._ends(ends):
-            ends |= created
+        catalog: Shipped | None = None
+        known, shipped, lag = set[Stream](), list[Shipped](), 0
+        while True:
             catalog = self._ship_catalog(catalog or status.of(CATALOG)) or catalog
-        shipped, lag = [], 0
-        for stream, (handle, end) in ends.items():
-            before = status.of(stream)
-            if before is None or before.end < end:
-                lag += end - (before.end if before is not None else 0)
-                with self._unless_dropped(stream):
-                    shipped.append(self._ship_bucket(stream, handle, before, end))
+            for stream, (handle, end) in ends.items():
+                before = status.of(stream)
+                if before is None or before.end < end:
+                    lag += end - (before.end if before is not None else 0)
+                    with self._unless_dropped(stream):
+                        shipped.append(self._ship_bucket(stream, handle, before, end))
+            known |= ends.keys()
+            # A table may have come with rows meanwhile, perhaps in the place of another: it never was without them.
+            if not (ends := self._ends(known)):
+                break
         if catalog is not None:
             shipped.append(catalog)
         self.report(shipped)
