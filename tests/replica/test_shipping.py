@@ -160,7 +160,9 @@ def test_a_table_that_is_replaced_while_it_is_shipped_has_all_its_rows_in_the_re
         for round in range(3):
             table.upsert([{"k": k, "v": round} for k in range(round + 1)])
             objects.before = replacement(store, [{"k": k, "v": 10 + round} for k in range(10)])
-            objects.beside = [replacement(store, [{"k": k, "v": -k} for k in range(rows)]) for rows in range(round)]
+            objects.beside = [
+                replacement(store, [{"k": k, "v": -k} for k in range(rows)]) for rows in range(1, round + 1)
+            ]
             replica.ship()
             assert (objects.before, objects.beside) == (None, [])
             table = store.table("t")
