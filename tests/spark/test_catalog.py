@@ -295,6 +295,15 @@ def test_an_insert_replaces_the_rows_that_pass_a_condition_and_no_others(
         assert {key for (key,) in run(spark, "SELECT k FROM kv.t")} == {1, 2, 3, 4, 9} - set(row_changes)
 
 
+def test_an_overwrite_of_partitions_is_refused(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    table = store_of_catalog.create_table("t", {"k": "int64 not null"}, "k")
+    table.upsert([{"k": 1}])
+    rows = spark.range(2, 4).withColumnRenamed("id", "k")
+    with pytest.raises(AnalysisException, match=r"UnsupportedOperation: .*no partitions.*overwrite\(lit\(True\)\)"):
+        rows.writeTo(f"{spark.conf.get('kvstore.test.catalog')}.t").overwritePartitions()
+    assert [row["k"] for row in table] == [1]
+
+
 def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
     properties = (
         "'table.merge-engine' = 'aggregation', 'fields.n.agg' = 'sum', 'table.log.ttl' = '3 d', 'bucket.num' = '2'"
