@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -293,6 +293,37 @@ def test_an_insert_replaces_the_rows_that_pass_a_condition_and_no_others(
     else:
         run(spark, sql)
         assert {key for (key,) in run(spark, "SELECT k FROM kv.t")} == {1, 2, 3, 4, 9} - set(row_changes)
+
+
+def test_two_statements_that_replace_a_table_at_once(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    """One of them writes all its rows while the query of the other runs."""
+    properties = "TBLPROPERTIES ('primary.key' = 'k', 'auto-increment.fields' = 'id')"
+
+    def other(sql: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        path = str(store_of_catalog.path)
+
+        def run_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with kvstore.open(path) as store:
+                if sql == "create":
+                    store.create_table("t", {"k": "int64 not null"}, "k").upsert([{"k": 7}])
+                else:
+                    store.table("t").upsert([{"k": 8}])
+            yield from batches
+
+        return run_first
+
+    name = f"{spark.conf.get('kvstore.test.catalog')}.t"
+    for verb, message in (("create", "was created meanwhile.*run it again"), ("write", "Run it again")):
+        frame = spark.range(0, 1, 1, 1).withColumnRenamed("id", "k").mapInArrow(other(verb), "k bigint")
+        with pytest.raises(PySparkException, match=f"Conflict: .*{message}"):
+            frame.writeTo(name).createOrReplace()
+    assert [row["k"] for row in store_of_catalog["t"]] == [7, 8]
+    run(spark, f"CREATE OR REPLACE TABLE kv.t {properties} AS SELECT 'a' AS k, bigint(null) AS id")
+    with pytest.raises(
+        AnalysisException,
+        match=r"keeps its key and its properties.*auto_increment is the name of a column.*give PRIMARY KEY",
+    ):
+        run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT k FROM kv.t")
 
 
 def test_an_overwrite_of_partitions_is_refused(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:

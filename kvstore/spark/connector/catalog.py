@@ -191,7 +191,7 @@ def begin_table(
         there = None if verb == "create" else store.runtime.catalog().table(name)
         table = _new_table(name, columns, key, given, case_sensitive, there)
         replaced = replaced_by(store, table.name, creates=verb != "replace", replaces=verb != "create")
-        return NewTable(str(store.path), table, replaced)
+        return NewTable(str(store.path), table, replaced, replaces=verb != "create")
 
 
 def _new_table(
@@ -233,18 +233,16 @@ def _new_table(
     if keeps and replaced is not None and replaced.primary_key is not None:
         key = [column_of(column) for column in replaced.primary_key]
         if lacking := sorted(set(key) - set(columns.names)):
-            raise InvalidRequest(
-                "A table that is replaced keeps its key and its properties unless others are given, and the new "
-                f"columns lack some of the key; give PRIMARY KEY or the property `{KEY}`.",
-                key=key,
-                lacking=lacking,
-            )
+            raise _not_kept("the new columns lack some of the key", table=name, key=key, lacking=lacking)
     fields = [
         field.with_nullable(column.nullable and field.name not in (key or ()))
         for field, column in zip(schema_to_store(columns), columns, strict=True)
     ]
     if keeps and replaced is not None:
-        return table_like(replaced, pa.schema(fields), key)
+        try:
+            return table_like(replaced, pa.schema(fields), key)
+        except InvalidRequest as error:
+            raise _not_kept(f"they do not fit the new columns ({error})", table=name) from error
     return new_table(
         name,
         pa.schema(fields),
@@ -255,6 +253,14 @@ def _new_table(
         changelog_image=wanted.get(IMAGE, "full").lower(),
         auto_increment=wanted.get(INCREMENT),
         **_altered(wanted),
+    )
+
+
+def _not_kept(why: str, **what: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"A table that is replaced keeps its key and its properties unless others are given, and {why}; give PRIMARY "
+        f"KEY or properties, such as `{KEY}`.",
+        **what,
     )
 
 

@@ -64,13 +64,15 @@ class NewTable:
     Attributes:
         path: Directory of the store.
         table: The edit that creates it, without an id.
-        replaced: None if there is to be no table of its name.
+        replaced: None if there was no table of its name.
+        replaces: Whether there may be one.
         id: Random id of the statement, in the names of its files.
     """
 
     path: str
     table: CreateTable
     replaced: Replaced | None
+    replaces: bool
     id: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -120,7 +122,15 @@ class NewTable:
         try:
             runtime = store.runtime
             if self.replaced is None:
-                runtime.create_table(self.table, rows)
+                try:
+                    runtime.create_table(self.table, rows)
+                except TableExists as error:
+                    if not self.replaces:
+                        raise
+                    raise Conflict(
+                        "A table of that name was created meanwhile, and nothing was changed; run it again.",
+                        table=self.table.name,
+                    ) from error
             else:
                 runtime.replace_table(self.replaced.definition, self.replaced.seen, self.table, rows)
         finally:
