@@ -255,8 +255,9 @@ class TableDirectories:
 
     def progress(self) -> object:
         """What changes while a process creates tables."""
-        staged = sorted(self._tables.glob(f"*{paths.TEMPORARY}/**/*"))
-        return self._journal.state().next_table_id, [(each, _bytes_of(each)) for each in staged]
+        made = (each for directory in self._tables.glob(f"*{paths.TEMPORARY}") for each in os.walk(directory))
+        files = sorted(Path(directory, name) for directory, below, names in made for name in [*below, *names])
+        return self._journal.state().next_table_id, [(each, _bytes_of(each)) for each in files]
 
     def _ids(self) -> set[TableId]:
         with suppress(FileNotFoundError), os.scandir(self._tables) as entries:

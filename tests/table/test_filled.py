@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import errno
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -206,6 +207,24 @@ def test_a_replacement_that_the_disk_refuses_leaves_the_old_table(
         assert refused
         store.create_table("u", OLD)
         assert not left_over(store)
+
+
+def test_a_creation_beside_one_whose_files_go_as_it_looks_at_them(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going = store.path / paths.TABLES / "9.tmp" / "tables"
+    going.mkdir(parents=True)
+    look = os.scandir
+
+    def gone(path: Any) -> Any:
+        if not isinstance(path, int) and Path(path) == going and going.exists():
+            going.rmdir()
+        return look(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    store.create_table("t", OLD, "k")
+    assert not going.exists()
+    assert not left_over(store)
 
 
 def replaces(pipe: Pipe, path: str, lives: int) -> None:
