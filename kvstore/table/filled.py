@@ -1,4 +1,4 @@
-"""A table that is made with its rows, before the catalog has it: nobody sees it until then.
+"""A table that is made with its rows, before the catalog has it: no process sees it until then.
 
 The table is written below a directory of its own as the table of a store, with the same code. That store has a catalog
 with this table alone, under the id that the table will have, and ends with the writing.
