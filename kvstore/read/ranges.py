@@ -21,7 +21,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, common
 from kvstore.request.partition import buckets_of_rows
 from kvstore.request.row_layout import TableLayout, layout_of
-from logformat import binary_column as binary_column
+from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
 from logformat.rows import intake

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,19 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket.reading import overlay, reader
+from kvstore.disk.files import Files
+from kvstore.errors import LogFailed
 from kvstore.index.index import View
+from kvstore.log.writer_state import STEP_MS_MAX
+from kvstore.options import StoreOptions
+from kvstore.request.row_layout import layout_of
+from kvstore.store.store import Store
 from kvstore.testing.model import Model, Operation
 from logformat import paths
 from logformat.ids import BucketId, Offset, Position, TableId
@@ -24,6 +32,7 @@ from logformat.log import published_end
 from logformat.log.index_state import IndexState
 from logformat.rows.keys import ROW
 from tests.crash.history import copy_of
+from tests.support.clocks import SetClock
 from tests.support.processes import Child, Pipe
 from tests.support.tables import assert_equals_model, changes, rows_of
 
@@ -34,7 +43,7 @@ PUBLISHED = paths.bucket_directory(Path(), TableId(1), BucketId(0)) / paths.PUBL
 
 
 def write(pipe: Pipe, path: Path, options: dict[str, Any]) -> None:
-    """Do what it is told, one thing after the other."""
+    """Carry out commands in order."""
     store = kvstore.open(path, **BY_HAND, **options)
     while True:
         what, operations = pipe.recv()
@@ -98,7 +107,7 @@ class Beside:
         return state
 
     def kill(self) -> None:
-        """Kill the writer; another one comes when it is told something."""
+        """Kill the writer, and start another."""
         self._writer.kill()
         self._writer = self._stack.enter_context(Child(write, self.path, self.options))
 
@@ -111,6 +120,8 @@ class Beside:
         assert [self.table.get(k) for k in range(-1, 13)] == [model.rows.get((k,)) for k in range(-1, 13)]
         found = self.table.lookup(list(range(13)))
         assert found["_found"].to_pylist() == [(k,) in model.rows for k in range(13)]
+        for k in (0, 5, 12):
+            assert len(self.table.to_arrow(filter=pc.field("k") == k)) == ((k,) in model.rows)
         assert found.filter(found["_found"]).drop_columns("_found").to_pylist() == [
             model.rows[k,] for k in range(13) if (k,) in model.rows
         ]
@@ -212,6 +223,51 @@ def test_a_row_is_seen_before_the_index_has_it_and_costs_no_commit(store_path: P
         assert index.read_bytes() == before
 
 
+def write_at(pipe: Pipe, path: Path) -> None:
+    """Open the store for each list of moments, and write a row at each; sends the state of the bucket."""
+    while True:
+        clock, moments = SetClock(), pipe.recv()
+        with Store(path, StoreOptions(**BY_HAND), clock=clock) as store:
+            for clock.now in moments:
+                store.table("t").upsert({"k": 1, "s": None})
+                pipe.send(store.table("t").bucket(0).handle.state())
+                pipe.recv()
+
+
+def test_a_reader_knows_of_clocks_that_went_back_or_too_far(store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        store.create_table("t", SCHEMA, "k")
+    with Child(write_at, store_path) as child, kvstore.open(store_path) as store:
+        handle = store.table("t").bucket(0).handle
+        for moments in ([1_000, 9_000, 5_000], [9_500, 3 * STEP_MS_MAX], [6_000, 7_000]):
+            child.say(moments)
+            for _ in moments:
+                state = child.hear()
+                assert plain(handle.committed()) == plain(state)
+                child.say("go on")
+        assert state.back_offset > 0
+        assert state.uncounted_ms != 0
+
+
+def test_many_rows_that_the_index_has_by_now_are_forgotten(store: kvstore.Store) -> None:
+    table, rows = store.create_table("t", SCHEMA, "k"), [{"k": k, "s": "a"} for k in range(20)]
+    for row in rows:
+        table.upsert(row)
+    log, definition = table.bucket(0).handle.log, store.runtime.definition("t")
+    keys = layout_of(definition).encode_keys(pa.RecordBatch.from_pylist(rows, SCHEMA)).to_list()
+    with looked_at_once():
+        rest = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+        rest.extend(Offset(20), rows=True)
+        assert all(rest.find(key) for key in keys)
+        rest.begin_at(log.place(Offset(17)))
+        assert [key for key in keys if rest.find(key)] == keys[17:]
+    counted = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+    counted.extend(Offset(20), rows=False)
+    counted.extend(Offset(5), rows=True)
+    assert counted.end == 20
+    assert all(counted.find(key) for key in keys), "it has the rows up to its end"
+
+
 # What a record may be
 
 
@@ -237,6 +293,54 @@ def test_a_record_that_is_none_hides_nothing_of_a_dead_writer(store_path: Path, 
             file.write_bytes(change(data))
         with looked_at_once():
             beside.check(least=5)
+
+
+def test_a_record_that_is_newer_than_the_log_is_not_believed_once_its_writer_is_gone(store_path: Path) -> None:
+    """A copy of a store that is written may have such a record, and so may a log that was repaired."""
+    with Beside(store_path, {}) as beside:
+        beside.tell("write", [("upsert", {"k": k, "s": "a"}) for k in range(5)])
+        beside.kill()
+        file = store_path / PUBLISHED
+        record = published_end.decode(file.read_bytes())
+        assert record is not None
+        file.write_bytes(published_end.encode(record._replace(offset=Offset(50))))
+        assert beside.check(least=5) == 5  # many reads, of which few look whether a process writes
+        with looked_at_once():
+            assert beside.check(least=5) == 5
+
+
+class Syncs(Files):
+    """Notes what is synced; or refuses to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.synced: list[str] = []
+        self.refuses = False
+
+    def sync(self, descriptor: int) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "it is refused")
+        self.synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        super().sync(descriptor)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_what_a_dead_writer_left_is_synced_before_it_is_shown(store_path: Path, *, read_only: bool) -> None:
+    with Beside(store_path, {"durability": "none"}) as beside:
+        beside.tell("write", [("upsert", {"k": k, "s": "a"}) for k in range(5)])
+        beside.kill()
+    disk = Syncs()
+    disk.refuses = True
+    with Store(store_path, StoreOptions(), read_only=read_only, files=disk) as store:
+        table = store.table("t")
+        for read in (table.count, lambda: table.get(1), lambda: rows_of(table), table.offsets):
+            with pytest.raises(LogFailed):
+                read()
+        disk.refuses = False
+        assert table.count() == 5
+        assert disk.synced == [f"{0:020d}.log"]
+        assert len(rows_of(table)) == 5
+        assert len(disk.synced) == 1, "once"
 
 
 @pytest.mark.parametrize("change", [damaged, lambda _: published_end.VOID])

@@ -9,7 +9,6 @@ if the writer died then. It reads each batch once. Headers are read first, and r
   is after the published end is synced first.
 * So an end is never beyond what was synced, and no crash takes back what another process has seen.
 * Beside a writer that publishes nothing (an older kvstore), the index is what there is.
-* Batches of one owner follow each other. Another owner may have lost some of them, so its overlay begins again.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class Overlay:
         return self._headers[0].offset
 
     def extend(self, end: Offset, *, rows: bool) -> None:
-        """Read on, up to an offset.
+        """Read on, up to an offset; no less far than before, since what was shown is durable.
 
         Args:
             rows: Whether rows are read, too, and not headers only.
@@ -89,6 +88,7 @@ class Overlay:
             OffsetOutOfRange: The log does not hold the changes any more.
         """
         place, headers = self._headers
+        end = max(end, place.offset)
         if end > place.offset:
             found = list(self._log().batches_at(place, end))
             if found[-1].header.next_offset != end:
@@ -217,7 +217,7 @@ class OverlayReader:
         self._overlay: Overlay | None = None
         self._record: PublishedEnd | None = None
         self._has_rows = False
-        self._owner: UUID | None = None
+        self._gone: UUID | None = None
         self._look_next = 0.0
 
     def at(self, state: IndexState, *, rows: bool = False) -> Overlay | None:
@@ -234,11 +234,11 @@ class OverlayReader:
         record = self._record = self._published.read()
         if record is None or record.offset < state.applied_offset:
             overlay = self._unpublished(state, rows=rows)
-        elif self._is_to_look(record.owner) and not self._is_written():
-            overlay = self._whole(state, record.owner, rows=rows)
+        elif self._is_gone(record.owner):
+            start = self._known_up_to(state)
+            overlay = self._synced(state, start, self._whole_end(state, start), rows=rows)
         else:
-            end = max(self._known_up_to(state, record.owner), record.offset)
-            overlay = self._extended(state, end, record.owner, rows=rows)
+            overlay = self._extended(state, record.offset, rows=rows)
         self._has_rows = rows
         return overlay
 
@@ -265,34 +265,41 @@ class OverlayReader:
         self._published.close()
         self._overlay, self._has_rows = None, False
 
-    def _is_to_look(self, owner: UUID | None) -> bool:
-        """Whether it is time to look who writes: nothing is known of this owner, or it was looked some time ago."""
+    def _is_gone(self, owner: UUID) -> bool:
+        """Whether an owner writes no more, as far as was looked; or one recovers the bucket, which may be the owner."""
+        is_to_look = self._is_to_look()
+        if owner == self._gone:
+            return True
+        if not is_to_look:
+            return False
+        written = self._is_written()
+        if written is False:
+            self._gone = owner  # for good: who takes the bucket is another owner
+        return not written
+
+    def _is_to_look(self) -> bool:
+        """Whether to look who writes: nothing is known yet, or the last look was a while ago."""
         now = self._context.clock.monotonic()
-        if now < self._look_next and self._overlay is not None and self._owner == owner:
+        if now < self._look_next and self._overlay is not None:
             return False
         self._look_next = now + LOOK_SECONDS
         return True
 
     def _unpublished(self, state: IndexState, *, rows: bool) -> Overlay | None:
         """The overlay if no record says how far it is to be read."""
-        start = end = self._known_up_to(state, None)
-        if self._is_to_look(None):
+        start = end = self._known_up_to(state)
+        if self._is_to_look():
             end = self._whole_end(state, start)
             if end > start and self._is_written():
                 if self._published.read() is not self._record:
                     # It has just begun, and may have recovered more than the state has.
                     return self.at(state, rows=rows)
                 end = start
-        return self._synced(state, start, end, None, rows=rows)
+        return self._synced(state, start, end, rows=rows)
 
-    def _whole(self, state: IndexState, owner: UUID, *, rows: bool) -> Overlay | None:
-        """The overlay up to where the whole batches of the log end."""
-        start = self._known_up_to(state, owner)
-        return self._synced(state, start, self._whole_end(state, start), owner, rows=rows)
-
-    def _known_up_to(self, state: IndexState, owner: UUID | None) -> Offset:
-        """How far the index and the overlay of this owner are; a later overlay is not less far."""
-        known = self._overlay if owner == self._owner else None
+    def _known_up_to(self, state: IndexState) -> Offset:
+        """How far the index and the overlay are: what was shown once is durable, and every later owner keeps it."""
+        known = self._overlay
         return state.applied_offset if known is None else max(known.end, state.applied_offset)
 
     def _whole_end(self, state: IndexState, start: Offset) -> Offset:
@@ -303,22 +310,20 @@ class OverlayReader:
                 return start
             return self._known_end.after(start, self._log())
 
-    def _synced(
-        self, state: IndexState, start: Offset, end: Offset, owner: UUID | None, *, rows: bool
-    ) -> Overlay | None:
+    def _synced(self, state: IndexState, start: Offset, end: Offset, *, rows: bool) -> Overlay | None:
         if end > start:
             self._log().sync(start)
-        return self._extended(state, end, owner, rows=rows)
+        return self._extended(state, end, rows=rows)
 
-    def _extended(self, state: IndexState, end: Offset, owner: UUID | None, *, rows: bool) -> Overlay | None:
+    def _extended(self, state: IndexState, end: Offset, *, rows: bool) -> Overlay | None:
         overlay, start = self._overlay, state.applied_offset
-        if overlay is None or owner != self._owner or end < overlay.end or not overlay.start <= start < overlay.end:
+        if overlay is None or not overlay.start <= start < overlay.end:
             overlay = Overlay(self._log, self._context.catalog.definition, self._place_of(state))
         else:
             overlay.begin_at(self._place_of(state))
-        self._overlay, self._owner = overlay, owner
+        self._overlay = overlay
         overlay.extend(end, rows=rows)
-        return overlay if start < end else None
+        return overlay if start < overlay.end else None
 
     def _place_of(self, state: IndexState) -> LogEnd:
         """Where in the log an index's changes end."""
