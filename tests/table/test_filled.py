@@ -148,6 +148,38 @@ def test_a_process_that_writes_the_old_table_hands_it_over(store_path: Path) -> 
         assert writer.hear() == "gone"
 
 
+def writes_until_killed(pipe: Pipe, path: str) -> None:
+    """Writes a row that no other process sees before it is on the disk."""
+    with kvstore.open(path, durability="none") as store:
+        table = store.table("t")
+        table.upsert({"k": 0, "n": 1})
+        table.flush()
+        pipe.send("shown")
+        pipe.recv()
+        table.upsert({"k": 0, "n": 2})
+        pipe.send("written")
+        pipe.recv()
+
+
+def test_what_a_killed_writer_left_is_not_replaced(store: kvstore.Store) -> None:
+    make_old(store).flush()
+    store.close()
+    with kvstore.open(store.path) as reader, Child(writes_until_killed, str(store.path)) as writer:
+        assert writer.hear() == "shown"
+        before = seen(reader)
+
+        def none(definition: TableDefinition) -> Iterator[tuple[BucketId, Changes]]:
+            writer.say("go on")
+            assert writer.hear() == "written"
+            reader.table("t").get(0)  # it knows who writes
+            writer.kill()
+            return iter(())
+
+        with pytest.raises(Conflict, match="Run it again"):
+            reader.runtime.replace_table(reader.runtime.definition("t"), before, TABLE, none)
+        assert all_rows(reader) == OLD_ROWS | {0: 2}
+
+
 def test_what_was_written_or_is_still_to_be_read_is_not_replaced(store: kvstore.Store) -> None:
     table = make_old(store)
     before = seen(store)
