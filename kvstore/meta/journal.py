@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -195,16 +195,35 @@ class Journal:
                 added.
             LogFailed: The disk failed; it is unknown whether the edit is durable.
         """
-        self.check_leads()
         if may_wait and self._sync == "NO_SYNC":
+            self.check_leads()
             with self._mutex:
                 self._waiting.append(decide(self._with_waiting()))
                 self._known = -1, self._state
                 self._wake_later()
                 return self._with_waiting()
+        return self._appended(lambda state: [decide(state)], durable=not may_wait)
+
+    @uninterrupted
+    def append_together(self, decide: Callable[[CatalogState], Sequence[Payload]]) -> CatalogState:
+        """Add edits of one moment, all or none: no process sees the catalog between them, nor does one after a crash.
+
+        Args:
+            decide: Returns the edits, given the state with all edits before them; raises to add none.
+
+        Returns:
+            The state with the edits.
+
+        Raises:
+            StoreLocked, StoreFull, WriterFenced, LogFailed: See :meth:`append`.
+        """
+        return self._appended(decide, durable=True)
+
+    def _appended(self, decide: Callable[[CatalogState], Sequence[Payload]], *, durable: bool) -> CatalogState:
+        self.check_leads()
         with self._editing():
             state = self._with_room(partial(self._add, decide))
-            if not may_wait:
+            if durable:
                 self._make_durable()
         self._notify(state.txid)
         return state
@@ -232,7 +251,7 @@ class Journal:
         """
         with self._editing():
             self._waiting.clear()
-            state = self._with_room(partial(self._add, lambda _: LoseLead(by=by)))
+            state = self._with_room(partial(self._add, lambda _: [LoseLead(by=by)]))
             self._make_durable()
         self._notify(state.txid)
         return state
@@ -391,8 +410,8 @@ class Journal:
                 if self._waiting:
                     self._with_room(partial(self._add, None))
 
-    def _add(self, decide: Callable[[CatalogState], Payload] | None) -> CatalogState:
-        """Add the edits in memory, and one more; LMDB's mode decides whether they are durable."""
+    def _add(self, decide: Callable[[CatalogState], Sequence[Payload]] | None) -> CatalogState:
+        """Add the edits in memory, and more; LMDB's mode decides whether they are durable."""
         with self.adding() as transaction:
             state = self._replayed(transaction, self._state)
             for payload in self._waiting:
@@ -400,7 +419,9 @@ class Journal:
                     state = self._put(transaction, state, self._following(state, payload))
             if decide is not None:
                 state.check_leads()
-                state = self._put(transaction, state, self._following(state, decide(state)))
+                payloads, now_ms = decide(state), self._clock.now_ms()
+                for payload in payloads:
+                    state = self._put(transaction, state, self._following(state, payload, now_ms))
         self._waiting.clear()
         self._shown = None
         self._state = state
@@ -457,9 +478,9 @@ class Journal:
         transaction.put(_KEY.pack(edit.txid), edits.encode(edit), db=database)
         return after
 
-    def _following(self, state: CatalogState, payload: Payload) -> Edit:
-        txid, now_ms = Txid(state.txid + 1), self._clock.now_ms()
-        return Edit(txid=txid, epoch=state.leader_epoch, time_ms=now_ms, payload=payload)
+    def _following(self, state: CatalogState, payload: Payload, now_ms: int | None = None) -> Edit:
+        now_ms = self._clock.now_ms() if now_ms is None else now_ms
+        return Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=now_ms, payload=payload)
 
     def _make_durable(self) -> None:
         if self._sync != "SYNC":

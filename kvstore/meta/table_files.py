@@ -79,14 +79,23 @@ class TableFiles:
                 self._files.sync_directory(file.parent)
         return edit
 
-    def stage(self, directory: Path, state: CatalogState, edit: CreateTable) -> None:
+    def stage(self, directory: Path, state: CatalogState, edit: CreateTable, *, is_listed: bool = True) -> None:
         """Write the file of a new table into a directory that becomes the table's by an edit after ``state``.
+
+        Args:
+            is_listed: If false, it is the file of a dropped table until the catalog has the table.
 
         Raises:
             OSError: The disk refuses.
         """
         file = self._file_of(TableDefinition.of(edit), state.leader_epoch, Txid(state.txid + 1))
-        self._files.publish(directory / paths.TABLE_FILE, table_file.encode(file))
+        name = paths.TABLE_FILE if is_listed else paths.DROPPED_FILE
+        self._files.publish(directory / name, table_file.encode(file))
+
+    def is_gone(self, id: TableId) -> bool:
+        """Whether the files of a table say that it was dropped, or never was in the catalog."""
+        dropped, there = paths.dropped_file(self._store, id), paths.table_file(self._store, id)
+        return self._files.exists(dropped) and not self._files.exists(there)
 
     def complete(self, journal: Journal, opened: TableId | None = None) -> None:
         """Write the files that are missing; that of ``opened`` also if it is not what the catalog says.

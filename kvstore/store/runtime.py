@@ -12,10 +12,11 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
+from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
@@ -27,6 +28,7 @@ from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_netwo
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.place import StoreDirectory
 from kvstore.errors import (
+    Conflict,
     InvalidRequest,
     NoSuchTable,
     NotAStore,
@@ -43,7 +45,8 @@ from kvstore.process.calls import uninterrupted
 from kvstore.process.meter import Meter
 from kvstore.store.check import CheckReport, check_buckets
 from kvstore.table.alteration import Alterations
-from kvstore.table.creation import TableDirectories
+from kvstore.table.creation import Replaced, TableDirectories
+from kvstore.table.filled import Rows
 from kvstore.table.open_table import HandOver, OpenTable, open_table
 from logformat import paths
 from logformat.catalog import store_file
@@ -52,6 +55,8 @@ from logformat.catalog.replicas import CATALOG
 from logformat.catalog.store_file import STORE_BYTES_MAX, StoreFile
 from logformat.ids import BucketId, TableId, Txid, WriterId
 
+Offsets: TypeAlias = Mapping[int, int]
+"""Offsets by bucket."""
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -230,29 +235,60 @@ class StoreRuntime:
             return self._tables[definition.id]
 
     @uninterrupted
-    def create_table(
-        self,
-        name: str,
-        columns: list[dict[str, object]],
-        key: list[str] | None,
-        bucket_key: list[str] | None,
-        buckets: int,
-        options: TableOptions,
-    ) -> None:
-        """Create a table, and its files; see :meth:`kvstore.Store.create_table`."""
+    def create_table(self, table: CreateTable, rows: Rows | None = None) -> None:
+        """Create a table, and its files; see :meth:`kvstore.Store.create_table`.
 
-        def creation(table_id: TableId) -> CreateTable:
-            return CreateTable(
-                table_id=table_id,
-                name=name,
-                columns=columns,
-                primary_key=key,
-                buckets=buckets,
-                bucket_key=bucket_key,
-                options=options,
-            )
+        Args:
+            table: The edit; the table gets an id here.
+            rows: Rows that it has from the first moment on.
+        """
+        self._directories.create(table, rows)
 
-        self._directories.create(name, creation)
+    @uninterrupted
+    def replace_table(self, replaced: TableDefinition, seen: Offsets, table: CreateTable, rows: Rows) -> None:
+        """Create a table under the name of one that goes in the same commit of the catalog.
+
+        Args:
+            replaced: The table that goes, with its changes, as it was known when its replacement began.
+            seen: The offset of each bucket after the changes of this table that may go.
+
+        Raises:
+            Conflict: It was changed, dropped, renamed or replaced since. Nothing was changed.
+            UnsupportedOperation: A consumer or a job goes on with its changes. Nothing was changed.
+            StoreLocked: Another process writes it, and does not hand it over. Nothing was changed.
+            InvalidRequest, StoreFull, LogFailed: See :meth:`TableDirectories.create`.
+        """
+
+        def known() -> TableDefinition:
+            found = self.catalog().tables.get(replaced.id)
+            if found is None or (found.schema_id, found.options) != (replaced.schema_id, replaced.options):
+                raise changed
+            return found
+
+        changed = Conflict(
+            "The table has changed since the statement that replaces it began; nothing of the statement was done. Run "
+            "it again.",
+            table=replaced.name,
+        )
+        opened = self.open_table(known())
+
+        @contextmanager
+        def turn() -> Iterator[None]:
+            with ExitStack() as taken:
+                try:
+                    taken.enter_context(opened.commits.turn())
+                    taken.enter_context(self._dropping(opened))
+                    now = {bucket: handle.state().applied_offset for bucket, handle in enumerate(opened.handles)}
+                except StoreError:
+                    known()  # its files may be gone
+                    raise
+                known()
+                if now != seen:
+                    raise changed
+                yield
+
+        self._directories.create(table, rows, Replaced(replaced.id, turn))
+        self._forget(replaced.id, opened)
 
     def alter_table(self, definition: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
@@ -268,19 +304,29 @@ class StoreRuntime:
         """Remove a table; see :meth:`kvstore.Store.drop_table`."""
         definition = self.definition(name)
         table = self.open_table(definition)
+        with self._dropping(table):
+            self._journal.append(lambda state: self._table_files.before(state, DropTable(table_id=definition.id)))
+        self._forget(definition.id, table)
+
+    @contextmanager
+    def _dropping(self, table: OpenTable) -> Iterator[None]:
+        """Let no process begin to write a table any more, but after an error."""
         with ExitStack() as refused:
             for handle in table.handles:
                 handle.claim()
                 refused.callback(handle.give_back)
             refused.callback(self._table_files.complete, self._journal)
-            self._journal.append(lambda state: self._table_files.before(state, DropTable(table_id=definition.id)))
+            yield
             refused.pop_all()
+
+    def _forget(self, id: TableId, table: OpenTable) -> None:
+        """Remove what is left of a table that the catalog no longer has."""
         with self._mutex:
-            self._tables.pop(definition.id, None)
-        self.meter.forget(definition.id)
+            self._tables.pop(id, None)
+        self.meter.forget(id)
         with suppress(StoreError):  # what could not be committed goes too
             table.close()
-        self._directories.remove(definition.id)
+        self._directories.remove(id)
 
     def drop_writer(self, name: str) -> None:
         """Forget a named writer; see :meth:`kvstore.Store.drop_writer`."""

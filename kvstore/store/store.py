@@ -12,7 +12,9 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
+
+from msgspec.structs import asdict
 
 from kvstore.arguments import column_names, integer, integer_within, path_of, printable, shown
 from kvstore.backup.backup import Backup, back_up
@@ -26,6 +28,7 @@ from kvstore.ingest import creation
 from kvstore.ingest.creation import DEFAULTS
 from kvstore.ingest.job import Job
 from kvstore.ingest.records import Home, id_of, job_ids
+from kvstore.meta.state import TableDefinition
 from kvstore.options import Durability, StoreOptions, options_of_call
 from kvstore.process.calls import uninterrupted
 from kvstore.replica import registry
@@ -37,18 +40,19 @@ from kvstore.shared.place import place_of_tables
 from kvstore.shared.publish import publish
 from kvstore.store.altered_tables import AlteredTables
 from kvstore.store.check import CheckReport
+from kvstore.store.held_indexes import held_indexes, warning_of
 from kvstore.store.metrics import Format, Metrics, metrics
 from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
-from kvstore.table.held_indexes import held_indexes, warning_of
 from kvstore.table.table import Table
-from logformat.catalog.edits import ChangelogImage, DeleteBehavior
+from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.ids import TableId
 from logformat.log.arrow_message import Compression
 from logformat.rows import schema as schemas
 from merge_engines.engine import MergeEngine
+from merge_engines.spec import engine_of
 
 TABLE_NAME_BYTES_MAX = 255
 SECONDS_MAX = 24 * 3600
@@ -75,6 +79,57 @@ def open_store(
         InvalidRequest: The store is open in this process with other settings, or an argument is invalid.
     """
     return Store(path_of(path), options_of_call(durability, settings), read_only=read_only)
+
+
+def new_table(
+    name: str,
+    schema: SchemaGiven,
+    primary_key: Sequence[str] | str | None = None,
+    *,
+    buckets: int = 1,
+    bucket_key: Sequence[str] | str | None = None,
+    **options: Any,
+) -> CreateTable:
+    """The edit that creates a table, which has no id yet; see :meth:`Store.create_table`.
+
+    Args:
+        options: Those of :meth:`Store.create_table` that are left.
+
+    Raises:
+        InvalidRequest: A name, type or option is not possible.
+    """
+    name = table_name(name)
+    buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
+    key = None if primary_key is None else column_names("primary_key", primary_key)
+    columns = schemas.normalise(schema_of(schema), key or ())
+    return CreateTable(
+        table_id=TableId(0),
+        name=name,
+        columns=schemas.to_json(columns),
+        primary_key=key,
+        buckets=buckets,
+        bucket_key=bucket_key_of(columns, key, bucket_key),
+        options=options_of(columns, key, **options),
+    )
+
+
+def table_like(table: TableDefinition, schema: SchemaGiven, key: Sequence[str] | None) -> CreateTable:
+    """The edit that creates a table with the options, buckets and name of another, and these columns.
+
+    Args:
+        key: Names of the columns of the other table's key in ``schema``.
+
+    Raises:
+        InvalidRequest: The options are not possible with these columns.
+    """
+    options = asdict(table.options) | {"retention": None, "merge_engine": engine_of(table.options.merge_engine)}
+    if (retention_ms := options.pop("retention_ms")) is not None:
+        options["retention"] = dt.timedelta(milliseconds=retention_ms)
+    if key is None:
+        options = {name: options[name] for name in ("compression", "retention")}
+    names = dict(zip(table.primary_key or (), key or (), strict=True))
+    bucket_key = None if table.bucket_key is None else [names.get(name, name) for name in table.bucket_key]
+    return new_table(table.name, schema, key, buckets=table.buckets, bucket_key=bucket_key, **options)
 
 
 def open_reader(path: str | os.PathLike[str]) -> Store:
@@ -177,13 +232,12 @@ class Store(AlteredTables, ReadStore):
             InvalidRequest: A name, type or option is not possible. Nothing was written.
         """
         self._session.check_writable()
-        name = table_name(name)
-        buckets = integer_within("buckets", buckets, 1, BUCKETS_MAX)
-        key = None if primary_key is None else column_names("primary_key", primary_key)
-        columns = schemas.normalise(schema_of(schema), key or ())
-        options = options_of(
-            columns,
-            key,
+        table = new_table(
+            name,
+            schema,
+            primary_key,
+            buckets=buckets,
+            bucket_key=bucket_key,
             merge_engine=merge_engine,
             changelog_image=changelog_image,
             compression=compression,
@@ -192,8 +246,7 @@ class Store(AlteredTables, ReadStore):
             skip_identical_updates=skip_identical_updates,
             retention=retention,
         )
-        placed_by = bucket_key_of(columns, key, bucket_key)
-        self.runtime.create_table(name, schemas.to_json(columns), key, placed_by, buckets, options)
+        self.runtime.create_table(table)
         return self.table(name)
 
     def rename_table(self, name: str, new_name: str) -> None:

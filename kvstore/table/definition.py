@@ -30,13 +30,13 @@ def options_of(
     schema: pa.Schema,
     key: Sequence[str] | None,
     *,
-    merge_engine: Any,
-    changelog_image: Any,
-    compression: Any,
-    delete_behavior: Any,
-    auto_increment: Any,
-    skip_identical_updates: Any,
-    retention: Any,
+    merge_engine: Any = "last_row",
+    changelog_image: Any = "full",
+    compression: Any = "lz4",
+    delete_behavior: Any = None,
+    auto_increment: Any = None,
+    skip_identical_updates: Any = False,
+    retention: Any = None,
 ) -> TableOptions:
     """The options of a new table.
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within
 from kvstore.commit.coordinator import Confirm
@@ -101,6 +102,7 @@ class TableParts:
         replaces: bool = False,
         confirm: Confirm | None = None,
         schema_id: int | None = None,
+        where: pc.Expression | None = None,
     ) -> WriteResult:
         """Like :meth:`kvstore.Table.apply_epoch`, for changes that are already split by bucket.
 
@@ -111,6 +113,7 @@ class TableParts:
                 meanwhile stay. A row that stays equal is no change.
             confirm: Called before the commit is decided; see :data:`kvstore.commit.coordinator.Confirm`.
             schema_id: Schema by which the columns of the rows are called; the current one if None.
+            where: Which of the rows with other keys are deleted; all if None.
 
         Raises:
             SchemaMismatch: Columns were renamed or dropped since ``schema_id``. Nothing was written.
@@ -133,24 +136,28 @@ class TableParts:
             whole[bucket] = Changes(filled(changes.rows, definition.schema), changes.is_delete)
 
         def rest() -> dict[BucketId, Changes]:
-            there = self._reading.rows(definition, definition.primary_key).read_all()
+            there = self._reading.rows(definition, definition.primary_key, where).read_all()
             deletes = _deletes_of_others(there, whole.values(), definition.schema)
             return dict(spread(definition, deletes, BucketId(0)))
 
         if replaces:
-            self.check_replaceable()
+            self.check_replaceable(writes=bool(whole))
         others = rest if replaces else None
         return self._opened().writers.apply_epoch(definition, whole, writer, number, run, takeover, others, confirm)
 
-    def check_replaceable(self) -> None:
+    def check_replaceable(self, *, writes: bool = True) -> None:
         """Verify that a write can replace all rows.
+
+        Args:
+            writes: Whether it has rows; else it only deletes.
 
         Raises:
             UnsupportedOperation: The table has no key, merges rows, or takes no deletes.
         """
         definition = self._reading.current()
         options = definition.options
-        if definition.primary_key is None or options.merge_engine != "last_row" or options.delete_behavior != "allow":
+        merges = writes and options.merge_engine != "last_row"
+        if definition.primary_key is None or merges or options.delete_behavior != "allow":
             raise UnsupportedOperation(
                 "Only a table with a key, without a merge engine and with deletes allowed can be replaced; write rows "
                 "of the same keys instead.",

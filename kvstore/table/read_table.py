@@ -128,14 +128,18 @@ class ReadTable:
         if into is not None:
             return self._got_into(key, into)
         reading = self._reading
-        if next(reading.gets) % GETS_TIMED:
-            reading.access.check_open()
-            return reading.single.get(key, reading.catalog.definition())
-        began = reading.meter.get.now()
-        definition = reading.keyed()  # first: it may find that another copy is to be read
-        row = reading.single.get(key, definition)
-        reading.meter.get.since(began)
-        return row
+        try:
+            if next(reading.gets) % GETS_TIMED:
+                reading.access.check_open()
+                return reading.single.get(key, reading.catalog.definition())
+            began = reading.meter.get.now()
+            definition = reading.keyed()  # first: it may find that another copy is to be read
+            row = reading.single.get(key, definition)
+            reading.meter.get.since(began)
+            return row
+        except (StoreError, OSError):
+            reading.current()  # a dropped table or closed store is the cause to report
+            raise
 
     def _got_into(self, key: Keys, into: type[Any]) -> Any:
         check_class(into)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from itertools import chain
 from typing import Any, Self, TypeVar
@@ -61,7 +62,6 @@ class Reading:
 
     Attributes:
         handles: One for each bucket, in order.
-        one_moment: See :meth:`kvstore.table.access.Opened.one_moment`.
         fixed: The definition by which columns are called whatever they are called by now; None for the current one.
     """
 
@@ -73,7 +73,7 @@ class Reading:
     def use(self, opened: Opened) -> None:
         """Read from now on what the process has open of the table, or of the copy of it that has replaced it."""
         self.handles = opened.handles
-        self.one_moment = opened.one_moment
+        self._one_moment = opened.one_moment
         self.meter = opened.meter
         self.gets = opened.meter.gets
         self.use_catalog(opened.catalog)
@@ -140,6 +140,21 @@ class Reading:
             raise InvalidRequest("The table has no such bucket.", bucket=bucket, buckets=len(self.handles))
         return BucketId(bucket)
 
+    @contextmanager
+    def one_moment(self, *places: Any) -> Iterator[None]:
+        """See :meth:`kvstore.table.access.Opened.one_moment`; an error in it is :meth:`reporting_the_cause`."""
+        with self.reporting_the_cause(), self._one_moment(*places):
+            yield
+
+    @contextmanager
+    def reporting_the_cause(self) -> Iterator[None]:
+        """Report a table that was dropped, or a closed store, instead of the error that it causes."""
+        try:
+            yield
+        except (StoreError, OSError):
+            self.current()
+            raise
+
     # Rows and changes
 
     def rows(
@@ -205,14 +220,10 @@ class Reading:
         self, handle: BucketReads, definition: TableDefinition, names: Sequence[str], within: Span, limit: int
     ) -> list[pa.RecordBatch]:
         """The first rows of a bucket, read at once: neither is anything committed for it, nor a view held."""
-        try:
-            with handle.latest() as view:
-                current = self.latest().named_as(definition)
-                rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
-                return list(first_rows(rows, limit))
-        except (StoreError, OSError):
-            self.current()  # a dropped table or closed store is the cause to report
-            raise
+        with handle.latest() as view:
+            current = self.latest().named_as(definition)
+            rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
+            return list(first_rows(rows, limit))
 
     def changelog(
         self,
@@ -300,13 +311,10 @@ class Reading:
     def while_current(self, batches: Iterator[B]) -> Iterator[B]:
         """The same batches, as long as the table exists and the store is open here."""
         self.current()
-        try:
+        with self.reporting_the_cause():
             for batch in batches:
                 yield batch
                 self.current()
-        except (StoreError, OSError):
-            self.current()  # a dropped table or closed store is the cause to report
-            raise
 
 
 def names_of(columns: Any) -> list[str] | None:

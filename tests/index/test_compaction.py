@@ -29,8 +29,8 @@ from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreError, StoreFull, StoreLocked
 from kvstore.options import StoreOptions
 from kvstore.request.request import Prepared
+from kvstore.store import held_indexes
 from kvstore.store.store import Store
-from kvstore.table import held_indexes
 from logformat import paths
 from tests.cli.commands import fine, run
 from tests.conftest import OpenStore

@@ -22,8 +22,8 @@ from kvstore.clock import SystemClock
 from kvstore.log import retention
 from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
+from kvstore.store import held_indexes
 from kvstore.store.store import Store
-from kvstore.table import held_indexes
 from logformat import paths
 from tests.checkpoint.catalogs import Here
 from tests.conftest import OpenStore

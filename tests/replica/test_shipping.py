@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pytest
 
 import kvstore
@@ -15,11 +17,18 @@ from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
+from kvstore.meta.state import TableDefinition
 from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
 from kvstore.replica.ship.background import Shipping
+from kvstore.request.partition import spread
+from kvstore.store.store import new_table
+from logformat.catalog.replicas import CATALOG
+from logformat.ids import BucketId
 from logformat.log.index_state import IndexState
+from logformat.replica.object_file import parse_name
+from logformat.rows.changes import Changes
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.store.helpers import run
 from tests.support.processes import Child, Pipe
@@ -125,6 +134,57 @@ def append_on_request(pipe: Pipe, path: Path) -> None:
                 store.table("t").upsert([{"k": acknowledged, "v": 0}])
                 acknowledged += 1
             pipe.send(acknowledged)
+
+
+def test_a_table_that_is_replaced_while_it_is_shipped_has_all_its_rows_in_the_replica(tmp_path: Path) -> None:
+    class Beside(Objects):
+        """Has tables replaced after their ends were read: before the catalog is shipped, and each time it is."""
+
+        before: Callable[[], None] | None = None
+        beside: list[Callable[[], None]]
+
+        def create(self, name: str, pieces: Sequence[bytes | memoryview]) -> bool:
+            if self.before is not None:
+                call, self.before = self.before, None
+                call()
+            parsed = parse_name(name)
+            if self.beside and parsed is not None and parsed.stream == CATALOG:
+                self.beside.pop()()
+            return super().create(name, pieces)
+
+    objects = Beside()
+    objects.beside = []
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica = replica_of(store, objects)
+        for round in range(3):
+            table.upsert([{"k": k, "v": round} for k in range(round + 1)])
+            objects.before = replacement(store, [{"k": k, "v": 10 + round} for k in range(10)])
+            objects.beside = [
+                replacement(store, [{"k": k, "v": -k} for k in range(rows)]) for rows in range(1, round + 1)
+            ]
+            replica.ship()
+            assert (objects.before, objects.beside) == (None, [])
+            table = store.table("t")
+            restored(objects, tmp_path / f"back {round}")
+            with kvstore.open(tmp_path / f"back {round}") as back:
+                assert (rows_of(back.table("t")), changes_of(back.table("t"))) == (rows_of(table), changes_of(table))
+
+
+def replacement(store: kvstore.Store, rows: list[dict[str, int]]) -> Callable[[], None]:
+    """A call that replaces the table ``t`` by one with other rows."""
+
+    def replace() -> None:
+        old = store.runtime.definition("t")
+        seen = {int(bucket): int(end) for bucket, (_, end) in store.table("t").offset_ranges("latest").items()}
+
+        def parts(definition: TableDefinition) -> Iterator[tuple[BucketId, Changes]]:
+            batch = pa.RecordBatch.from_pylist(rows, schema=definition.schema)
+            yield from spread(definition, Changes.upserts(batch), BucketId(0))
+
+        store.runtime.replace_table(old, seen, new_table("t", SCHEMA, "k"), parts)
+
+    return replace
 
 
 def test_a_replaced_leader_does_not_ship(tmp_path: Path) -> None:

@@ -64,6 +64,13 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 SIMPLE = tuple(each for each in CONDITIONS if "SELECT" not in each[0])
 """Those that a clause of MERGE may have."""
+COMPARISONS: tuple[Condition, ...] = (
+    *(CONDITIONS[place] for place in (1, 2, 4, 5, 8, 10)),
+    ("t.k IN (3, 5, 8) AND t.s IS NOT NULL", lambda row, _: row[0] in (3, 5, 8) and row[1] is not None),
+    ("t.n <> 3", lambda row, _: row[2] is not None and row[2] != 3),
+    ("NOT (t.n > 5 AND t.n > 3)", lambda row, _: row[2] is not None and row[2] <= 5),
+)
+"""Those that tell which rows an INSERT replaces."""
 ASSIGNMENTS: tuple[Assignment, ...] = (
     ("n = t.n + 1", lambda row: (row[0], row[1], None if row[2] is None else row[2] + 1)),
     ("s = concat(t.s, 'x'), n = t.k", lambda row: (row[0], None if row[1] is None else row[1] + "x", row[0])),
@@ -107,6 +114,14 @@ def insert_keys(keys: list[int]) -> Statement:
 
 def overwrite(rows: list[Row]) -> Statement:
     return Statement(f"INSERT OVERWRITE kv.t {source_of(rows)}", lambda there: Delta.of(there, rows))
+
+
+def replace_where(where: Condition, rows: list[Row]) -> Statement:
+    sql = f"INSERT INTO kv.t REPLACE WHERE {where[0].replace('t.', '')} {source_of(rows)}"
+    return Statement(sql, lambda there: Delta.of([row[0] for row in all_of(there) if where[1](row, there)], rows))
+
+
+TRUNCATE = Statement("TRUNCATE TABLE kv.t", lambda there: Delta.of(there, []))
 
 
 def merge(
@@ -186,7 +201,7 @@ def statement(random: Random, limit: int | None = None) -> Statement:
     """A random statement; half of them are MERGE.
 
     Args:
-        limit: Only rows of lower keys are written, but for INSERT OVERWRITE.
+        limit: Only rows of lower keys are written, but for INSERT OVERWRITE and REPLACE WHERE.
     """
     match random.randrange(8):
         case 0:
@@ -194,8 +209,9 @@ def statement(random: Random, limit: int | None = None) -> Statement:
         case 1 | 2:
             return update(random.choice(ASSIGNMENTS), below(limit, random.choice(CONDITIONS)))
         case 3:
-            if random.random() < 0.3:
-                return overwrite(rows_of(random, random.randrange(12)))
+            if random.random() < 0.5:
+                rows = rows_of(random, random.randrange(12))
+                return overwrite(rows) if random.random() < 0.5 else replace_where(random.choice(COMPARISONS), rows)
             return random.choice([insert(rows_of(random, 5)), insert_keys(random.sample(range(24), 3))])
     clauses: list[tuple[Condition, Assignment | None]]
     simple = [below(limit, each) for each in SIMPLE]
@@ -226,5 +242,7 @@ SHORT = (
     insert_keys([4, 30]),
     update(ASSIGNMENTS[6], CONDITIONS[9]),
     overwrite([(4, "in", 4), (7, None, 7)]),
+    replace_where(COMPARISONS[1], [(9, "new", 9), (4, "stays", 1)]),
+    TRUNCATE,
 )
 """One of each kind."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
@@ -11,7 +13,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, UnsupportedOperationException
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import lit
 
 import kvstore
 
@@ -108,35 +109,55 @@ def test_a_join_on_the_key_of_equal_buckets_shuffles_nothing(
             spark.conf.unset(name)
 
 
-def test_a_table_is_not_replaced_and_keeps_its_rows_and_changes(
+def test_a_table_is_replaced_by_one_commit_or_stays_as_it_is(
     spark: SparkSession, store_of_catalog: kvstore.Store
 ) -> None:
     def found() -> list[tuple[object, ...]]:
         return run(spark, "SELECT * FROM kv.t ORDER BY k") + run(spark, "SELECT * FROM kv.`t$changelog`")
 
-    run(spark, "CREATE TABLE kv.t (k bigint, n int, PRIMARY KEY (k))")
+    run(spark, "CREATE TABLE kv.t (k bigint, n int, PRIMARY KEY (k)) TBLPROPERTIES ('bucket.num' = '2')")
     run(spark, "INSERT INTO kv.t VALUES (1, 10), (2, 20)")
     run(spark, "INSERT INTO kv.t VALUES (2, 21)")
     before = found()
     assert len(before) == 2 + 4
     name = f"{spark.conf.get('kvstore.test.catalog')}.t"
-    frame = spark.table(name)
-    for replace in (
-        lambda: run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT CAST(raise_error('no') AS bigint) AS k"),
-        lambda: run(spark, "REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))"),
-        lambda: run(
-            spark, "CREATE OR REPLACE TABLE kv.t (k bigint, PRIMARY KEY (k)) TBLPROPERTIES ('primary.key'='n')"
-        ),
-        lambda: frame.writeTo(name).createOrReplace(),
-        lambda: frame.write.mode("overwrite").saveAsTable(name),
+    failing = "CAST(IF(id = 7, raise_error('in the middle'), id) AS int)"
+    for sql, message in (
+        (f"CREATE OR REPLACE TABLE kv.t AS SELECT id AS k, {failing} AS n FROM range(9)", "in the middle"),
+        ("REPLACE TABLE kv.T (k bigint, v variant, PRIMARY KEY (k))", "InvalidRequest.*column=v"),
+        ("REPLACE TABLE kv.t (k int) TBLPROPERTIES ('primary.key' = 'n')", "InvalidRequest|SchemaMismatch"),
+        ("REPLACE TABLE kv.t AS SELECT 1 AS other", r"lack some of the key.*lacking=\['k'\]"),
+        ("REPLACE TABLE kv.nothing AS SELECT 1 AS k", "TABLE_OR_VIEW_NOT_FOUND"),
     ):
-        with pytest.raises(
-            AnalysisException, match=r"UnsupportedOperation: .* can't be replaced.*INSERT OVERWRITE.*DROP"
-        ):
-            replace()
+        with pytest.raises(PySparkException, match=f"(?s){message}"):
+            run(spark, sql)
         assert found() == before
-    frame.where("k = 1").writeTo(name).overwrite(lit(True))  # what the error recommends
-    assert run(spark, "SELECT * FROM kv.t") == [(1, 10)]
+    assert store_of_catalog.list_tables() == ["t"]
+    # It reads the table that it replaces, and keeps its key and its properties.
+    run(spark, "CREATE OR REPLACE TABLE kv.T AS SELECT k + 1 AS k, n, 'x' AS s FROM kv.t")
+    assert found()[:2] == [(2, 10, "x"), (3, 21, "x")]
+    assert (store_of_catalog["t"].buckets, store_of_catalog["t"].primary_key) == (2, ("k",))
+    assert run(spark, "SELECT _change_type FROM kv.`t$changelog`") == [("insert",)] * 2
+    frame = spark.table(name)
+    frame.where("k = 2").writeTo(name).createOrReplace()
+    assert run(spark, "SELECT * FROM kv.t") == [(2, 10, "x")]
+    frame = spark.table(name).where("k > 0").selectExpr("k", "n + 1 AS n", "s")
+    ends = {str(bucket): end for bucket, (_, end) in store_of_catalog["t"].offset_ranges().items()}
+    run(spark, "INSERT INTO kv.t VALUES (5, 50, 'later')")
+    with pytest.raises(AnalysisException, match=r"Conflict: The query reads the table that it replaces.*run it again"):
+        frame.writeTo(name).createOrReplace()  # it has the table as it was when the frame was made
+    run(spark, f"CREATE OR REPLACE TABLE kv.t AS SELECT * FROM kv.t VERSION AS OF '{json.dumps(ends)}'")
+    assert run(spark, "SELECT * FROM kv.t") == [(2, 10, "x")]
+    frame = spark.table(name)
+    keys = spark.range(3).withColumnRenamed("id", "k")
+    with pytest.raises(AnalysisException, match=r"takes no options.*tableProperty.*given=primary\.key"):
+        keys.write.mode("overwrite").option("primary.key", "k").saveAsTable(name)
+    keys.write.mode("overwrite").saveAsTable(name)
+    assert run(spark, "SELECT * FROM kv.t ORDER BY k") == [(0,), (1,), (2,)]
+    run(spark, "REPLACE TABLE kv.t (a string, PRIMARY KEY (a))")
+    assert (run(spark, "SELECT * FROM kv.t"), store_of_catalog["t"].buckets) == ([], 1)
+    with pytest.raises(AnalysisException, match="dropped since it was loaded"):
+        frame.collect()
 
 
 def test_create_as_select_makes_a_whole_table_or_none(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
@@ -241,10 +262,115 @@ def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_o
             run(spark, sql)
 
 
+@pytest.mark.spark_more
+@pytest.mark.parametrize(
+    ("condition", "row_changes"),
+    [
+        ("n <> 20", [1, 3]),
+        ("NOT n <=> 20", None),
+        ("n NOT IN (10, 20)", None),
+        ("n = 20 OR k = 1", None),
+        ("n % 2 = 0", None),
+        ("CAST(n AS string) = '10'", None),
+        ("d > 1", [1, 4]),
+        ("d <= 1", [2]),
+        ("d = CAST('NaN' AS double)", None),
+        ("s >= 'b' AND n IS NULL", [4]),
+    ],
+)
+def test_an_insert_replaces_the_rows_that_pass_a_condition_and_no_others(
+    spark: SparkSession, store_of_catalog: kvstore.Store, condition: str, row_changes: list[int] | None
+) -> None:
+    columns = {"k": "int64 not null", "n": "int32", "d": "float64", "s": "string"}
+    table = store_of_catalog.create_table("t", columns, "k", buckets=2)
+    rows = [(1, 10, math.nan, "a"), (2, 20, 1.0, "b"), (3, 30, None, None), (4, None, 2.0, "d")]
+    table.upsert([dict(zip(columns, row, strict=True)) for row in rows])
+    sql = f"INSERT INTO kv.t REPLACE WHERE {condition} SELECT bigint(9), 9, double(9), 'z'"
+    if row_changes is None:
+        with pytest.raises(AnalysisException, match=r"UnsupportedOperation: .*DELETE the rows.*condition="):
+            run(spark, sql)
+        assert table.count() == 4
+    else:
+        run(spark, sql)
+        assert {key for (key,) in run(spark, "SELECT k FROM kv.t")} == {1, 2, 3, 4, 9} - set(row_changes)
+
+
+def test_two_statements_that_replace_a_table_at_once(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    """One of them writes all its rows while the query of the other runs."""
+    properties = "TBLPROPERTIES ('primary.key' = 'k', 'auto-increment.fields' = 'id')"
+
+    def other(sql: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        path = str(store_of_catalog.path)
+
+        def run_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with kvstore.open(path) as store:
+                if sql == "create":
+                    store.create_table("t", {"k": "int64 not null"}, "k").upsert([{"k": 7}])
+                else:
+                    store.table("t").upsert([{"k": 8}])
+            yield from batches
+
+        return run_first
+
+    name = f"{spark.conf.get('kvstore.test.catalog')}.t"
+    for verb, message in (("create", "was created meanwhile.*run it again"), ("write", "Run it again")):
+        frame = spark.range(0, 1, 1, 1).withColumnRenamed("id", "k").mapInArrow(other(verb), "k bigint")
+        with pytest.raises(PySparkException, match=f"Conflict: .*{message}"):
+            frame.writeTo(name).createOrReplace()
+    assert [row["k"] for row in store_of_catalog["t"]] == [7, 8]
+    run(spark, f"CREATE OR REPLACE TABLE kv.t {properties} AS SELECT 'a' AS k, bigint(null) AS id")
+    with pytest.raises(
+        AnalysisException,
+        match=r"keeps its key and its properties.*auto_increment is the name of a column.*give PRIMARY KEY",
+    ):
+        run(spark, "CREATE OR REPLACE TABLE kv.t AS SELECT k FROM kv.t")
+
+
+def test_an_overwrite_of_partitions_is_refused(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    table = store_of_catalog.create_table("t", {"k": "int64 not null"}, "k")
+    table.upsert([{"k": 1}])
+    rows = spark.range(2, 4).withColumnRenamed("id", "k")
+    with pytest.raises(AnalysisException, match=r"UnsupportedOperation: .*no partitions.*overwrite\(lit\(True\)\)"):
+        rows.writeTo(f"{spark.conf.get('kvstore.test.catalog')}.t").overwritePartitions()
+    assert [row["k"] for row in table] == [1]
+
+
+def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    properties = (
+        "'table.merge-engine' = 'aggregation', 'fields.n.agg' = 'sum', 'table.log.ttl' = '3 d', 'bucket.num' = '2'"
+    )
+    run(spark, f"CREATE TABLE kv.default.t (k bigint, n int, PRIMARY KEY (k)) TBLPROPERTIES ({properties})")
+    run(spark, "CREATE TABLE kv.u LIKE kv.T")
+    with pytest.raises(AnalysisException, match=r"leave TBLPROPERTIES and USING out.*given=bucket\.num"):
+        run(spark, "CREATE TABLE kv.w LIKE kv.t TBLPROPERTIES ('bucket.num' = '3')")
+    with pytest.raises(AnalysisException, match=r"takes a table, not its changes.*table=t\$changelog"):
+        run(spark, "CREATE TABLE kv.w LIKE kv.`t$changelog`")
+    for sql in ("CREATE TABLE kv.other.w (k int)", "CREATE OR REPLACE TABLE kv.other.w AS SELECT 1 AS k"):
+        with pytest.raises(AnalysisException, match="SCHEMA_NOT_FOUND"):
+            run(spark, sql)
+    for sql in ("CREATE NAMESPACE kv.other", "DROP NAMESPACE kv.default"):
+        with pytest.raises(AnalysisException, match="has one namespace, `default`"):
+            run(spark, sql)
+    assert run(spark, "SHOW NAMESPACES IN kv") == [("default",)]
+    assert run(spark, "SHOW TABLES FROM kv.default") == [("default", "t", False), ("default", "u", False)]
+    run(spark, "INSERT INTO kv.default.u VALUES (1, 2)")
+    run(spark, "INSERT INTO kv.u VALUES (1, 3)")
+    assert run(spark, "SELECT * FROM kv.default.u") == [(1, 5)]
+    for of in ("t", "u"):
+        options = store_of_catalog[of].options
+        assert (store_of_catalog[of].buckets, options.retention_ms) == (2, 3 * 24 * 3600 * 1000)
+    run(spark, "ALTER TABLE kv.default.u RENAME TO kv.default.w")
+    assert store_of_catalog.list_tables() == ["t", "w"]
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        run(spark, "SELECT * FROM kv.other.w")
+
+
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
         ("CREATE TABLE kv.t (k bigint)", "TABLE_OR_VIEW_ALREADY_EXISTS"),
+        ("TRUNCATE TABLE kv.lines", "A log table takes INSERT only"),
+        ("ALTER TABLE kv.t ADD COLUMN k.x int", "INVALID_FIELD_NAME"),
         ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('buckets' = '2')", r"Unknown property.*buckets.*bucket\.num"),
         (
             "CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('bucket.num' = 'two')",

@@ -1,4 +1,4 @@
-"""A driver, an executor or a helper is killed in the middle of a MERGE: all of it is written, or nothing."""
+"""A driver, an executor or a helper is killed in the middle of a statement: all of it is written, or nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from logformat import paths
 from tests.spark.catalogs import catalog_of
-from tests.spark.drivers.merge import MERGE, gate, rows_after
+from tests.spark.drivers.merge import STATEMENTS, gate, rows_after
 from tests.support.spark_drivers import (
     EXECUTOR,
     HELPER,
@@ -31,16 +31,19 @@ from tests.support.spark_drivers import (
     lines_until,
     of_a_driver,
 )
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32())])
-DRIVER_KILLS, EXECUTOR_KILLS, HELPER_KILLS = 6, 7, 7
+KILLS = {"merge": (6, 7, 7), "replace": (10, 10, 30)}
+"""Numbers of killed drivers, executors and helpers."""
 
 
 def rows_of(path: Path) -> dict[int, int]:
     """The rows that another process finds, and completes an open commit for."""
     with kvstore.open(path) as store:
+        assert store.list_tables() == ["t"]
         return {row["k"]: row["n"] for row in store.table("t").scan().read_all().to_pylist()}
 
 
@@ -51,40 +54,44 @@ def made(path: Path) -> None:
 
 
 @pytest.mark.spark_more
-def test_a_helper_that_is_killed_in_the_middle_of_a_merge(spark: SparkSession, store_path: Path) -> None:
+@pytest.mark.parametrize("statement", STATEMENTS.values(), ids=STATEMENTS)
+def test_a_helper_that_is_killed_in_the_middle_of_a_statement(
+    spark: SparkSession, store_path: Path, statement: str
+) -> None:
     made(store_path)
     failed: list[str] = []
     with catalog_of(spark, store_path) as (_, run):
 
-        def merge() -> None:
+        def work() -> None:
             try:
-                run(MERGE.format(number=1))
+                run(statement.format(number=1))
             except (PySparkException, Py4JJavaError) as error:  # the second if a job fails as it writes
                 failed.append(str(error))
 
-        statement = threading.Thread(target=merge)
-        statement.start()
-        while statement.is_alive() and not list((store_path / paths.STAGING).glob("*")):
+        thread = threading.Thread(target=work)
+        thread.start()
+        while thread.is_alive() and not list((store_path / paths.STAGING).glob("*")):
             time.sleep(0.001)
         kill(spark.sparkContext._gateway.proc.pid, HELPER)
-        statement.join()
+        thread.join()
         number = 0 if failed else 1
         if failed:
             assert "The helper process of kvstore ended" in failed[0]
         assert rows_of(store_path) in (rows_after(number), rows_after(1))
-        run(MERGE.format(number=2))  # another helper takes over
+        run(statement.format(number=2))  # another helper takes over
     assert rows_of(store_path) == rows_after(2)
 
 
 @pytest.mark.long
-def test_drivers_killed_in_the_middle_of_a_merge(store_path: Path) -> None:
+@pytest.mark.parametrize("kind", STATEMENTS)
+def test_drivers_killed_in_the_middle_of_a_statement(store_path: Path, kind: str) -> None:
     made(store_path)
     chance = Random(1)
     number = 1
-    for _ in range(DRIVER_KILLS):
+    for _ in range(KILLS[kind][0]):
         for each in range(number, number + 9):
             gate(store_path, each).touch()
-        with driver("merge", "local[2]", store_path, number) as process:
+        with driver("merge", "local[2]", store_path, number, kind) as process:
             said = lines_until(process, "done")  # the first takes long, and is no measure of the others
             began = time.monotonic()
             said += lines_until(process, "done")
@@ -99,14 +106,16 @@ def test_drivers_killed_in_the_middle_of_a_merge(store_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("word", "kills"), [(HELPER, HELPER_KILLS), (EXECUTOR, EXECUTOR_KILLS)])
-def test_helpers_and_executors_killed_in_the_middle_of_a_merge(store_path: Path, word: bytes, kills: int) -> None:
+@pytest.mark.parametrize("kind", STATEMENTS)
+@pytest.mark.parametrize("word", [HELPER, EXECUTOR])
+def test_helpers_and_executors_killed_in_the_middle_of_a_statement(store_path: Path, word: bytes, kind: str) -> None:
     made(store_path)
+    kills = KILLS[kind][2 if word == HELPER else 1]
     chance = Random(2)
     outcomes = []
     gate(store_path, 1).touch()
     gate(store_path, 2).touch()
-    with driver("merge", LOCAL_CLUSTER, store_path, 1) as process:
+    with driver("merge", LOCAL_CLUSTER, store_path, 1, kind) as process:
         lines_until(process, "done")
         began = time.monotonic()
         lines_until(process, "done")
@@ -116,8 +125,8 @@ def test_helpers_and_executors_killed_in_the_middle_of_a_merge(store_path: Path,
             gate(store_path, number).touch()
             lines_until(process, "began")
             time.sleep(chance.uniform(0, took))
+            wait_until(lambda: bool(of_a_driver(process.pid, word)))  # the last kill may have left none yet
             victims = of_a_driver(process.pid, word)
-            assert victims
             # Of executors one, as if its machine had died; of helpers all, with what they have forked.
             for victim in victims if word == HELPER else victims[:1]:
                 with suppress(ProcessLookupError):

@@ -172,6 +172,8 @@ def test_an_update_of_a_row_that_has_another_number_by_now_conflicts(store: kvst
         ({"merge_engine": "first_row"}, "UPDATE kv.t SET s = ''", "UPDATE gives rows their values, and the merge"),
         ({"merge_engine": "first_row"}, "MERGE INTO kv.t USING kv.t u ON false WHEN MATCHED THEN DELETE", "MERGE give"),
         ({"delete_behavior": "ignore"}, "DELETE FROM kv.t", "The table takes no deletes.*delete_behavior=ignore"),
+        ({"delete_behavior": "ignore"}, "DELETE FROM kv.t WHERE n = 1", "The table takes no deletes"),
+        ({}, "DELETE FROM kv.t WITH (txnId = 'u')", r"InvalidRequest: .*leave it out.*unknown=\['txnid'\]"),
         (
             {"merge_engine": "first_row"},
             "DELETE FROM kv.t",
@@ -310,6 +312,17 @@ def test_a_write_beside_a_statement_on_a_wal_image_is_a_conflict_and_its_log_is_
     table.flush()
     with pytest.raises(kvstore.errors.Conflict, match="run it again"):
         list(reader.read(task))
+
+
+def test_a_table_that_merges_rows_is_truncated(run: Run, store: kvstore.Store) -> None:
+    sums = kvstore.Aggregate({"n": "sum"})
+    table = store.create_table(
+        "t", {"k": "int64 not null", "n": "int64"}, "k", merge_engine=sums, delete_behavior="allow"
+    )
+    for sql in ("TRUNCATE TABLE kv.t", "DELETE FROM kv.t"):
+        run("INSERT INTO kv.t VALUES (1, 1), (2, 2)")
+        run(sql)
+        assert table.count() == 0
 
 
 def test_an_insert_with_a_name_is_applied_once(store: kvstore.Store) -> None:

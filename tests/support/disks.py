@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -71,3 +72,40 @@ def failing(call: str, code: int = errno.EIO, *, after: int = 0, times: int = 1)
         return code if name == call and after < seen <= after + times else 0
 
     return fail
+
+
+class Mortal(Files):
+    """A disk whose process is killed at a call that writes."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+
+    def _live(self) -> None:
+        self.lives -= 1
+        if not self.lives:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def open_name(self, path: Path, flags: int) -> int:
+        if flags & os.O_CREAT:
+            self._live()
+        return super().open_name(path, flags)
+
+    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
+        self._live()
+        super().write(descriptor, pieces, position)
+
+    def make_directory(self, path: Path) -> None:
+        self._live()
+        super().make_directory(path)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._live()
+        super().rename(old, new)
+
+    def sync_directory(self, path: Path) -> None:
+        self._live()
+        super().sync_directory(path)
+
+    def remove_tree(self, path: Path) -> None:
+        self._live()
+        super().remove_tree(path)

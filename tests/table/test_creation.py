@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -31,7 +31,7 @@ from logformat.catalog.edits import CreateTable
 from logformat.ids import TableId
 from logformat.rows import schema as schemas
 from tests.store.helpers import Program
-from tests.support.disks import FailingDisk, failing
+from tests.support.disks import FailingDisk, Mortal, failing
 from tests.support.processes import Child, Pipe
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -256,43 +256,6 @@ def test_a_stopped_creation_is_named_and_stops_nothing_else(
         other.kill()
     store.create_table("ours", SCHEMA, "k")
     assert tables_in(store.path) == ids(store) == {"1", "2"}
-
-
-class Mortal(Files):
-    """A disk whose process is killed at a call that writes."""
-
-    def __init__(self, lives: int) -> None:
-        self.lives = lives
-
-    def _live(self) -> None:
-        self.lives -= 1
-        if not self.lives:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def open_name(self, path: Path, flags: int) -> int:
-        if flags & os.O_CREAT:
-            self._live()
-        return super().open_name(path, flags)
-
-    def write(self, descriptor: int, pieces: Sequence[memoryview], position: int) -> None:
-        self._live()
-        super().write(descriptor, pieces, position)
-
-    def make_directory(self, path: Path) -> None:
-        self._live()
-        super().make_directory(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._live()
-        super().rename(old, new)
-
-    def sync_directory(self, path: Path) -> None:
-        self._live()
-        super().sync_directory(path)
-
-    def remove_tree(self, path: Path) -> None:
-        self._live()
-        super().remove_tree(path)
 
 
 def creates(pipe: Pipe, path: str, lives: int) -> None:

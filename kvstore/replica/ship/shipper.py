@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -143,22 +143,25 @@ class Shipper:
         self._runtime.flush()
         self._as_of_ms = self._runtime.clock.now_ms()
         # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
-        ends: dict[Stream, tuple[BucketHandle, Offset]] = {}
-        for stream, handle in self._handles():
-            with self._unless_dropped(stream):
-                ends[stream] = handle, handle.committed().applied_offset
+        ends = self._ends()
         if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
             self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
-        catalog = self._ship_catalog(status.of(CATALOG))
-        shipped, lag = [], 0
-        for stream, (handle, end) in ends.items():
-            before = status.of(stream)
-            if before is None or before.end < end:
-                lag += end - (before.end if before is not None else 0)
-                with self._unless_dropped(stream):
-                    shipped.append(self._ship_bucket(stream, handle, before, end))
+        catalog: Shipped | None = None
+        known, shipped, lag = set[Stream](), list[Shipped](), 0
+        while True:
+            catalog = self._ship_catalog(catalog or status.of(CATALOG)) or catalog
+            for stream, (handle, end) in ends.items():
+                before = status.of(stream)
+                if before is None or before.end < end:
+                    lag += end - (before.end if before is not None else 0)
+                    with self._unless_dropped(stream):
+                        shipped.append(self._ship_bucket(stream, handle, before, end))
+            known |= ends.keys()
+            # A table may have come with rows meanwhile, perhaps in the place of another: it never was without them.
+            if not (ends := self._ends(known)):
+                break
         if catalog is not None:
             shipped.append(catalog)
         self.report(shipped)
@@ -430,6 +433,15 @@ class Shipper:
             leader_epoch=epoch,
             ours=self.epoch,
         )
+
+    def _ends(self, known: Container[Stream] = ()) -> dict[Stream, tuple[BucketHandle, Offset]]:
+        """The ends of all buckets but those that are known."""
+        ends = {}
+        for stream, handle in self._handles():
+            if stream not in known:
+                with self._unless_dropped(stream):
+                    ends[stream] = handle, handle.committed().applied_offset
+        return ends
 
     def _handles(self) -> Iterator[tuple[Stream, BucketHandle]]:
         for definition in self._runtime.catalog().tables.values():

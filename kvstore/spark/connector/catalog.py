@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from msgspec import structs
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kvstore import Aggregate, Versioned
 from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.location import replica_at
 from kvstore.shared.in_place import SharedCatalog
@@ -25,8 +27,9 @@ from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read import replica
 from kvstore.spark.read.place import opened
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
-from kvstore.store.store import Store, open_store
-from logformat.catalog.edits import TableOptions
+from kvstore.spark.write.new_table import NewTable, replaced_by
+from kvstore.store.store import Store, new_table, open_store, table_like, table_name
+from logformat.catalog.edits import CreateTable, TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"
 ENGINE, VERSION = "table.merge-engine", "table.merge-engine.versioned.ver-column"
@@ -89,16 +92,26 @@ def described(given: Mapping[str, str]) -> Description:
         NotAStore, NoSuchTable: There is no such store or table.
     """
     options = Options.of(given)
-    if (url := replica_at(options.path)) is not None:
-        definition = replica.found(url, options)[0].definition
-    else:
-        with opened(options.path) as store:
-            definition = store.runtime.definition(options.table)
+    definition = _definition(options)
     key = definition.primary_key
     is_log = key is None and options.kind is Kind.ROWS
     shown = _properties(key, definition.buckets, definition.bucket_key, definition.options)
     names = frozenset(key or () if options.kind is Kind.ROWS else ())
     return Description(shown, names, spark_schema(definition.schema) if is_log else None)
+
+
+def _definition(options: Options) -> TableDefinition:
+    if (url := replica_at(options.path)) is not None:
+        return replica.found(url, options)[0].definition
+    with opened(options.path) as store:
+        return store.runtime.definition(options.table)
+
+
+def columns_of(definition: TableDefinition) -> StructType:
+    """The columns of a table, as Spark writes them."""
+    key = definition.primary_key or ()
+    shown = spark_schema(definition.schema)
+    return StructType([StructField(each.name, each.dataType, each.name not in key, each.metadata) for each in shown])
 
 
 def _properties(
@@ -122,9 +135,78 @@ def _properties(
 def create(
     path: str, name: str, columns: StructType, key: list[str] | None, given: Mapping[str, str], case_sensitive: bool
 ) -> None:
-    """Create a table.
+    """Create a table; see :func:`_new_table`.
+
+    Raises:
+        InvalidRequest, UnsupportedOperation: A property or a column is not possible. Nothing was written.
+        TableExists: There is a table of that name.
+    """
+    table = _new_table(name, columns, key, given, case_sensitive)
+    with _writable(path) as store:
+        store.runtime.create_table(table)
+
+
+def create_like(path: str, name: str, like: Mapping[str, str]) -> None:
+    """Create a table with the columns, the key and the properties of another one.
 
     Args:
+        like: Options that name the other one.
+
+    Raises:
+        InvalidRequest: They name its changes.
+        NotAStore, NoSuchTable: There is no such store or table.
+        TableExists: There is a table of that name.
+    """
+    options = Options.of(like)
+    if options.kind is not Kind.ROWS:
+        raise InvalidRequest(
+            "CREATE TABLE LIKE takes a table, not its changes; use CREATE TABLE … AS SELECT for a table of changes.",
+            table=like["table"],
+        )
+    definition = _definition(options)
+    table = structs.replace(table_like(definition, definition.schema, definition.primary_key), name=table_name(name))
+    with _writable(path) as store:
+        store.runtime.create_table(table)
+
+
+def begin_table(
+    path: str,
+    name: str,
+    columns: StructType,
+    key: list[str] | None,
+    given: Mapping[str, str],
+    case_sensitive: bool,
+    verb: str,
+) -> NewTable:
+    """A table that is created together with its rows; see :func:`_new_table`.
+
+    Args:
+        verb: ``create``, ``replace``, or ``either``.
+
+    Raises:
+        InvalidRequest, UnsupportedOperation: A property or a column is not possible. Nothing was written.
+        TableExists, NoSuchTable: There is a table of that name, or none.
+    """
+    with _writable(path) as store:
+        there = None if verb == "create" else store.runtime.catalog().table(name)
+        table = _new_table(name, columns, key, given, case_sensitive, there)
+        replaced = replaced_by(store, table.name, creates=verb != "replace", replaces=verb != "create")
+        return NewTable(str(store.path), table, replaced, replaces=verb != "create")
+
+
+def _new_table(
+    name: str,
+    columns: StructType,
+    key: list[str] | None,
+    given: Mapping[str, str],
+    case_sensitive: bool,
+    replaced: TableDefinition | None = None,
+) -> CreateTable:
+    """A table as a statement defines it.
+
+    Args:
+        replaced: The table that is replaced; if the statement gives neither a key nor a property, those of this table
+            stay.
         key: Columns of SQL's ``PRIMARY KEY``; None if there is none.
         case_sensitive: Whether the key and the properties name columns exactly as they are written in ``columns``.
 
@@ -132,7 +214,6 @@ def create(
         InvalidRequest: A property is unknown or wrong, a column has a type that a table does not keep, or the key is
             given twice. Nothing was written.
         UnsupportedOperation: PySpark has no Arrow type for a column. Nothing was written.
-        TableExists: There is a table of that name.
     """
     if "location" in given or given.get("provider", "kvstore").lower() not in ("kvstore", "kvstore_python"):
         raise InvalidRequest("A table of this catalog is in its store; leave USING and LOCATION out.", table=name)
@@ -148,22 +229,39 @@ def create(
     if key is not None and by_property is not None and key != by_property:
         raise InvalidRequest(f"PRIMARY KEY and `{KEY}` differ; give one of them.", primary_key=key, given=by_property)
     key = key or by_property
+    keeps = replaced is not None and key is None and not wanted
+    if keeps and replaced is not None and replaced.primary_key is not None:
+        key = [column_of(column) for column in replaced.primary_key]
+        if lacking := sorted(set(key) - set(columns.names)):
+            raise _not_kept("the new columns lack some of the key", table=name, key=key, lacking=lacking)
     fields = [
         field.with_nullable(column.nullable and field.name not in (key or ()))
         for field, column in zip(schema_to_store(columns), columns, strict=True)
     ]
-    with _writable(path) as store:
-        store.create_table(
-            name,
-            pa.schema(fields),
-            key,
-            buckets=_number(BUCKETS, wanted.get(BUCKETS, "1")),
-            bucket_key=_names(wanted.get(BUCKET_KEY)),
-            merge_engine=_engine(wanted),
-            changelog_image=wanted.get(IMAGE, "full").lower(),  # type: ignore[arg-type] # create_table checks it
-            auto_increment=wanted.get(INCREMENT),
-            **_altered(wanted),
-        )
+    if keeps and replaced is not None:
+        try:
+            return table_like(replaced, pa.schema(fields), key)
+        except InvalidRequest as error:
+            raise _not_kept(f"they do not fit the new columns ({error})", table=name) from error
+    return new_table(
+        name,
+        pa.schema(fields),
+        key,
+        buckets=_number(BUCKETS, wanted.get(BUCKETS, "1")),
+        bucket_key=_names(wanted.get(BUCKET_KEY)),
+        merge_engine=_engine(wanted),
+        changelog_image=wanted.get(IMAGE, "full").lower(),
+        auto_increment=wanted.get(INCREMENT),
+        **_altered(wanted),
+    )
+
+
+def _not_kept(why: str, **what: object) -> InvalidRequest:
+    return InvalidRequest(
+        f"A table that is replaced keeps its key and its properties unless others are given, and {why}; give PRIMARY "
+        f"KEY or properties, such as `{KEY}`.",
+        **what,
+    )
 
 
 def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
@@ -207,7 +305,7 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
 def _unalterable(**what: object) -> UnsupportedOperation:
     return UnsupportedOperation(
         "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames "
-        "one, or sets properties.",
+        "one, or sets properties; for anything else use CREATE OR REPLACE TABLE … AS SELECT.",
         properties=ALTERABLE,
         **what,
     )

@@ -51,10 +51,16 @@ def answer(request: Message, messages: Messages) -> None:
                 _read(request, messages)
             case "changes":
                 return changes.load(request)
+            case "fill":
+                writes.check_fitting(request, decode_columns(request["columns"]))
+            case "show":
+                writes.show(request)
             case "insert":
                 return writes.begin(request, decode_columns(request["columns"]))
             case "statement":
                 return writes.begin_statement(request)
+            case "truncate":
+                writes.truncate(request)
             case "stage":
                 return writes.stage(request, messages)
             case "commit":
@@ -109,8 +115,15 @@ def _catalog(request: Message) -> Message:
         case "create":
             columns, case_sensitive = decode_columns(request["columns"]), request["caseSensitive"]
             catalog.create(path, table, columns, request.get("key"), request["properties"], case_sensitive)
+        case "like":
+            catalog.create_like(path, table, request["like"])
         case "alter":
             catalog.alter(path, table, request["changes"])
+        case "begin":
+            columns, case_sensitive = decode_columns(request["columns"]), request["caseSensitive"]
+            key, properties, verb = request.get("key"), request["properties"], request["verb"]
+            new = catalog.begin_table(path, table, columns, key, properties, case_sensitive, verb)
+            return {"newTable": encode(new), "columns": catalog.columns_of(new.definition).json()}
         case "rename":
             catalog.rename(path, table, request["name"])
         case "drop":

@@ -10,21 +10,35 @@ from dataclasses import replace
 from pyspark.sql.types import StructType
 
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
+from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Message, Messages
-from kvstore.spark.connector.plans import decode, encode
+from kvstore.spark.connector.plans import decode, decode_schema, encode, encode_schema
 from kvstore.spark.options import Options
+from kvstore.spark.read.filters import exact_expression_of
 from kvstore.spark.read.store import StoreReads
 from kvstore.spark.read.tasks import Pinned
 from kvstore.spark.source import KvStoreSource
+from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.job import WriteJob
+from kvstore.spark.write.new_table import NewTable
 from kvstore.spark.write.staged import Staged
 from kvstore.spark.write.statement import Statement, check_statement
+from logformat.rows.intake import empty
 
 
 def begin(request: Message, columns: StructType) -> Message:
-    """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``."""
+    """The job of an INSERT; of an INSERT OVERWRITE if the request says ``replaces``, perhaps by a condition.
+
+    Raises:
+        UnsupportedOperation: The rows that pass the condition can't be told from the others here.
+    """
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
-    return {"job": encode(writer.job)}
+    found: Message = {"job": encode(writer.job)}
+    if "condition" in request:
+        schema = writer.job.place.stored()
+        exact_expression_of(filters_of(request["condition"]), schema, len(request["condition"]))
+        found["where"] = {"filters": request["condition"], "stored": encode_schema(schema)}
+    return found
 
 
 def begin_statement(request: Message) -> Message:
@@ -51,11 +65,37 @@ def begin_statement(request: Message) -> Message:
     return {"job": encode(WriteJob(read.place, statement=_statement(request))), "key": key}
 
 
+def truncate(request: Message) -> None:
+    """Delete all rows, as of the commit."""
+    job = decode(begin_statement(request)["job"], WriteJob)
+    replace(job, statement=None, replaces=True).commit([])
+
+
+def check_fitting(request: Message, columns: StructType) -> None:
+    """Refuse rows that are not those of a new table, and reads of the replaced one that lack changes.
+
+    Raises:
+        InvalidRequest: They do not fit.
+        Conflict: The query reads the table that is replaced, as it was earlier.
+    """
+    table = _new_table(request)
+    table.fitting(empty(arrow_schema(columns)))
+    for read in request["reads"]:
+        if table.replaced is not None:
+            table.replaced.check_read(decode(read, Pinned))
+
+
+def show(request: Message) -> None:
+    """Show a new table, with the rows that the tasks have staged."""
+    _new_table(request).commit(_staged(request))
+
+
 def stage(request: Message, messages: Messages) -> Message:
     """Stage the rows of one task, an Arrow stream after the request."""
     batches = messages.receive_batches()
+    of = _new_table(request) if "newTable" in request else _job(request)
     try:
-        staged = _job(request).stage(batches, request["partition"], request["attempt"], None)
+        staged = of.stage(batches, request["partition"], request["attempt"], None)
     except StoreError:
         for _ in batches:  # the other end hears nothing before it has sent all
             pass
@@ -68,13 +108,17 @@ def commit(request: Message) -> Message:
     job = _job(request)
     if "pinned" in request:
         job = replace(job, statement=_statement(request))
-    job.commit(_staged(request))
+    where = None
+    if "where" in request:
+        filters = request["where"]["filters"]
+        where = exact_expression_of(filters_of(filters), decode_schema(request["where"]["stored"]), len(filters))
+    job.commit(_staged(request), where=where)
     return {}
 
 
 def abort(request: Message) -> Message:
     """Remove what the tasks have staged."""
-    _job(request).remove(_staged(request))
+    (_new_table(request) if "newTable" in request else _job(request)).remove(_staged(request))
     return {}
 
 
@@ -84,6 +128,10 @@ def _read(request: Message) -> Pinned:
 
 def _statement(request: Message) -> Statement:
     return Statement({each.bucket: each.end for each in _read(request).ranges})
+
+
+def _new_table(request: Message) -> NewTable:
+    return decode(request["newTable"], NewTable)
 
 
 def _job(request: Message) -> WriteJob:

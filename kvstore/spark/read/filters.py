@@ -32,6 +32,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from kvstore.errors import UnsupportedOperation
 from kvstore.spark.types import spark_type
 
 _CHARACTER_MAX, _SURROGATES = 0x10FFFF, range(0xD7FF, 0xE000)
@@ -45,6 +46,32 @@ def expression_of(filters: Iterable[Filter], schema: pa.Schema) -> pc.Expression
     """
     found = [each for each in (_expression(filter, schema) for filter in filters) if each is not None]
     return reduce(and_, found) if found else None
+
+
+def exact_expression_of(filters: Sequence[Filter], schema: pa.Schema, given: int) -> pc.Expression:
+    """An expression that is true for the rows that pass all filters, and for no others.
+
+    Args:
+        schema: Stored columns.
+        given: Number of filters that there were.
+
+    Raises:
+        UnsupportedOperation: One can't be converted, or Arrow and Spark differ on it.
+    """
+    found = [_expression(filter, schema) for filter in filters if not _differs(filter)]
+    expressions = [each for each in found if each is not None]
+    if expressions and len(expressions) == given:
+        return reduce(and_, expressions)
+    raise UnsupportedOperation(
+        "Rows can't be replaced by a condition like this; compare columns with values, joined by AND, or DELETE the "
+        "rows and INSERT the others.",
+        condition=[str(each) for each in filters],
+    )
+
+
+def _differs(filter: Filter) -> bool:
+    """Whether Arrow returns false where Spark returns null, and a ``Not`` is around it."""
+    return isinstance(filter, Not) and (isinstance(filter.child, In | EqualNullSafe) or _differs(filter.child))
 
 
 def values_of(filters: Iterable[Filter], schema: pa.Schema) -> dict[str, pa.Scalar]:

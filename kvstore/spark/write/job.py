@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.errors import StoreError
 from kvstore.request.sizes import of_size
@@ -18,6 +19,7 @@ from kvstore.spark.write.staged import Staged, TaskFile, parts_of, remove, sweep
 from kvstore.spark.write.statement import Statement
 from kvstore.store.store import open_store
 from kvstore.table.table import Table
+from logformat.ids import BucketId
 from logformat.rows.changes import Changes
 
 TASK_ROWS = 1 << 16
@@ -75,21 +77,23 @@ class WriteJob:
         ):
             for batch in of_size(batches, TASK_ROWS):
                 changes, order = self.fitting(table, batch)
-                for bucket, places in table.parts.row_indices_by_bucket(changes.rows, partition % table.buckets):
-                    if places is None:
-                        file.add(bucket, changes, order)
-                    else:
-                        its_order = {name: column.take(places) for name, column in order.items()}
-                        file.add(bucket, changes.take(places), its_order)
+                buckets = table.parts.row_indices_by_bucket(changes.rows, partition % table.buckets)
+                add_by_bucket(file, buckets, changes, order)
             return file.staged(query)
 
     def commit(
-        self, staged: Sequence[Staged], writer: str | None = None, epoch: int | None = None, run: str | None = None
+        self,
+        staged: Sequence[Staged],
+        writer: str | None = None,
+        epoch: int | None = None,
+        run: str | None = None,
+        where: pc.Expression | None = None,
     ) -> None:
         """Apply what the tasks have staged, and remove their files; see :meth:`kvstore.table.parts.TableParts.apply`.
 
         Args:
             writer, epoch, run: Of a stream's batch; None for a batch write, which is known by its ``transaction``.
+            where: For a write that replaces: which rows it does; None for all.
 
         Raises:
             Conflict: A row that the statement changes has changed since it was read. Nothing was written.
@@ -115,6 +119,7 @@ class WriteJob:
                     self.replaces,
                     confirm,
                     schema_id=self.place.schema_id,
+                    where=where,
                 )
         finally:
             with suppress(StoreError):  # committed rows are already in the log
@@ -127,3 +132,22 @@ class WriteJob:
         """Remove the files of tasks."""
         # A commit stages its rows by itself, so these files are obsolete whether or not it succeeded.
         remove(each.file for each in staged if each.file)
+
+
+def add_by_bucket(
+    file: TaskFile,
+    buckets: Iterable[tuple[BucketId, pa.Int64Array | None]],
+    changes: Changes,
+    order: Mapping[str, pa.Array],
+) -> None:
+    """Write changes into a task's file, divided by bucket.
+
+    Args:
+        buckets: Places of the changes of each bucket; None for all.
+        order: See :meth:`TaskFile.add`.
+    """
+    for bucket, places in buckets:
+        if places is None:
+            file.add(bucket, changes, order)
+        else:
+            file.add(bucket, changes.take(places), {name: column.take(places) for name, column in order.items()})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,13 +134,23 @@ def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
         StoreError: A file is missing or damaged.
         InvalidRequest: The changes are too large for one commit.
     """
-    found: Mapping[int, list[pa.RecordBatch]] = defaultdict(list)
+    found: Mapping[BucketId, list[pa.RecordBatch]] = defaultdict(list)
+    for bucket, batch in batches_of(messages):
+        found[bucket].append(batch)
+    return {bucket: together(batches) for bucket, batches in sorted(found.items())}
+
+
+def batches_of(messages: Iterable[Staged]) -> Iterator[tuple[BucketId, pa.RecordBatch]]:
+    """Staged batches, task by task, each with its bucket.
+
+    Raises:
+        StoreError: A file is missing or damaged.
+    """
     for message in sorted(messages, key=lambda message: message.partition):
         if message.file:
             reader = _opened(message)
             for place, bucket in enumerate(message.buckets):
-                found[bucket].append(reader.get_batch(place))
-    return {BucketId(bucket): together(batches) for bucket, batches in sorted(found.items())}
+                yield BucketId(bucket), reader.get_batch(place)
 
 
 def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:

@@ -1,4 +1,6 @@
-"""``merge.py MASTER STORE FIRST``: statements that change every row of ``kv.t``, from number FIRST on.
+"""``merge.py MASTER STORE FIRST KIND``: statements that change every row of ``kv.t``, from number FIRST on.
+
+KIND is ``merge``, or ``replace``: each statement replaces the table.
 
 Statement *n* waits for the file that :func:`gate` names, and leaves the rows of :func:`rows_after`.
 """
@@ -22,6 +24,11 @@ MERGE = f"""
     WHEN NOT MATCHED THEN INSERT *
     WHEN NOT MATCHED BY SOURCE THEN DELETE
 """
+REPLACE = f"""
+    CREATE OR REPLACE TABLE kv.t AS
+    SELECT id AS k, {{number}} AS n FROM range(0, {KEYS}, 1, 4) WHERE id % 3 <> {{number}} % 3
+"""
+STATEMENTS = {"merge": MERGE, "replace": REPLACE}
 
 
 def rows_after(number: int) -> dict[int, int]:
@@ -32,7 +39,7 @@ def gate(store: object, number: int) -> Path:
     return Path(f"{store}-{number}")
 
 
-def main(master: str, store: str, first: str) -> None:
+def main(master: str, store: str, first: str, kind: str) -> None:
     catalog = {"spark.sql.catalog.kv": "kvstore.spark.StoreCatalog", "spark.sql.catalog.kv.path": store}
     spark = session(master, **catalog, **{"spark.sql.shuffle.partitions": "2", "spark.task.maxFailures": "4"})
     number = int(first)
@@ -41,7 +48,7 @@ def main(master: str, store: str, first: str) -> None:
             time.sleep(0.01)
         say("began", number)
         try:
-            spark.sql(MERGE.format(number=number)).collect()
+            spark.sql(STATEMENTS[kind].format(number=number)).collect()
             say("done", number)
         except (PySparkException, Py4JJavaError) as error:
             say("failed", number, type(error).__name__, str(error).replace("\n", " ")[:1000])

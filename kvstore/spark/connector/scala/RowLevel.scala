@@ -3,7 +3,7 @@ package kvstore.spark
 import java.util
 
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations
+import org.apache.spark.sql.connector.catalog.{SupportsRowLevelOperations, TableCapability, TruncatableTable}
 import org.apache.spark.sql.connector.expressions.{Expressions, NamedReference}
 import org.apache.spark.sql.connector.read.ScanBuilder
 import org.apache.spark.sql.connector.write._
@@ -11,9 +11,16 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.json4s._
 import org.json4s.JsonDSL._
 
-/** A table of a catalog: it takes INSERT, UPDATE, DELETE and MERGE. */
+/** A table of a catalog: it takes INSERT, UPDATE, DELETE, MERGE and TRUNCATE. */
 class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: String)
-    extends StoreTable(loaded.columns, options, Some(loaded), name) with SupportsRowLevelOperations {
+    extends StoreTable(loaded.columns, options, Some(loaded), name)
+    with SupportsRowLevelOperations with TruncatableTable {
+
+  override def capabilities: util.Set[TableCapability] = {
+    val all = util.EnumSet.of(TableCapability.OVERWRITE_BY_FILTER, TableCapability.OVERWRITE_DYNAMIC)
+    all.addAll(super.capabilities)
+    all
+  }
 
   /** Which table it is, the catalog says: options do not lead to another one. */
   override protected def withOwn(given: CaseInsensitiveStringMap): CaseInsensitiveStringMap = {
@@ -28,6 +35,16 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
 
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
     new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), loaded.pinned, super.newWriteBuilder(info))
+
+  override def truncateTable(): Boolean = truncateTable(CaseInsensitiveStringMap.empty)
+
+  /** TRUNCATE, and DELETE without a condition, which Spark does not plan as another DELETE. */
+  override def truncateTable(given: CaseInsensitiveStringMap): Boolean = {
+    val request = ("do" -> "truncate") ~ ("command" -> "DELETE") ~ ("options" -> Json.of(withOwn(given))) ~
+      ("pinned" -> loaded.pinned)
+    Helper.plan(Python.of(SparkSession.active), request, "TRUNCATE", name)
+    true
+  }
 
   /** Asks whether the table takes the statement: a refusal comes while it is planned. */
   override def newRowLevelOperationBuilder(info: RowLevelOperationInfo): RowLevelOperationBuilder = () => {

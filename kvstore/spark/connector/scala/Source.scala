@@ -93,8 +93,11 @@ class StoreTable(
     val table =
       if (all == new CaseInsensitiveStringMap(options)) this
       else new StoreTable(columns, all.asCaseSensitiveMap, None, name) // options of one query on a table of a catalog
+    if (!all.containsKey("asOf")) NewTable.reads(table.pinned)
     new StoreScanBuilder(table)
   }
+
+  private def pinned: JValue = loaded.pinned
 
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
     python.newWriteBuilder(new LogicalWriteInfo {
@@ -116,7 +119,7 @@ class StoreTable(
 
   /** Asks about what was loaded. */
   def ask(python: Python, request: JObject): JValue =
-    Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> loaded.pinned))
+    Helper.plan(python, request ~ ("options" -> optionsAsJson) ~ ("pinned" -> pinned))
 
   /** The tasks of a plan, which every executor can read. */
   def partitions(python: Python, planned: JValue): Array[InputPartition] = {

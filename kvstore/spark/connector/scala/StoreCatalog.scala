@@ -7,22 +7,21 @@ import java.util
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
-import org.apache.spark.sql.catalyst.analysis.{NoSuchFunctionException, NoSuchTableException, TableAlreadyExistsException}
+import org.apache.spark.sql.catalyst.analysis._
 import org.apache.spark.sql.connector.catalog._
 import org.apache.spark.sql.connector.catalog.constraints.PrimaryKey
 import org.apache.spark.sql.connector.catalog.functions.UnboundFunction
-import org.apache.spark.sql.connector.write.{LogicalWriteInfo, SupportsTruncate, Write, WriteBuilder}
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.types.StructType
+import org.apache.spark.sql.types.{DataType, StructType}
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.json4s._
 import org.json4s.JsonDSL._
 
 /** A store as a catalog: `spark.sql.catalog.kv` is this class, `spark.sql.catalog.kv.path` the store's directory.
   *
-  * It stages tables, because Spark drops a table before it replaces it in a catalog that does not.
+  * It stages tables: one that is created with its rows, or replaced, is there with all of them or not at all.
   */
-class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
+class StoreCatalog extends StagingTableCatalog with FunctionCatalog with SupportsNamespaces {
   private var catalog = ""
   private var path = ""
 
@@ -37,9 +36,41 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   override def capabilities: util.Set[TableCatalogCapability] =
     util.EnumSet.of(TableCatalogCapability.SUPPORT_TABLE_CONSTRAINT)
 
-  override def listTables(namespace: Array[String]): Array[Identifier] = {
-    if (namespace.nonEmpty) Array.empty else names().map(Identifier.of(Array.empty, _)).toArray
+  override def defaultNamespace: Array[String] = StoreCatalog.Default
+
+  override def listNamespaces(): Array[Array[String]] = Array(StoreCatalog.Default)
+
+  override def listNamespaces(in: Array[String]): Array[Array[String]] =
+    if (in.isEmpty) listNamespaces() else { check(in); Array.empty }
+
+  override def namespaceExists(namespace: Array[String]): Boolean =
+    namespace.isEmpty || namespace.sameElements(StoreCatalog.Default)
+
+  override def loadNamespaceMetadata(namespace: Array[String]): util.Map[String, String] = {
+    check(namespace)
+    util.Map.of()
   }
+
+  override def createNamespace(namespace: Array[String], metadata: util.Map[String, String]): Unit =
+    if (namespaceExists(namespace)) throw new NamespaceAlreadyExistsException(namespace) else refuse(namespace)
+
+  override def alterNamespace(namespace: Array[String], changes: NamespaceChange*): Unit = refuse(namespace)
+
+  override def dropNamespace(namespace: Array[String], cascade: Boolean): Boolean = {
+    check(namespace)
+    refuse(namespace)
+  }
+
+  private def check(namespace: Array[String]): Unit =
+    if (!namespaceExists(namespace)) throw new NoSuchNamespaceException(namespace)
+
+  private def refuse(namespace: Array[String]): Nothing =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: A store has one namespace, `default`, which stays as it is; make another " +
+        s"store for other tables. namespace=${namespace.mkString(".")}", "change", catalog)
+
+  override def listTables(namespace: Array[String]): Array[Identifier] =
+    if (namespaceExists(namespace)) names().map(Identifier.of(namespace, _)).toArray else Array.empty
 
   private def names(): List[String] =
     (ask("list", "catalog", JObject()) \ "tables").children.collect { case JString(name) => name }
@@ -72,24 +103,56 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
       table: Identifier, context: ChangelogContext, options: CaseInsensitiveStringMap): Changelog =
     named(table)(name => StoreChanges.load(path, name, s"$catalog.$name", context))
 
-  override def createTable(table: Identifier, info: TableInfo): Table = created(table, info)(new CatalogTable(_, _, _))
+  override def createTable(table: Identifier, info: TableInfo): Table = created(table) { name =>
+    ask("create", name, defined(name, info, info.properties.asScala.toMap))
+    loaded(name, Map.empty)(new CatalogTable(_, _, _))
+  }
 
-  /** A table for CREATE TABLE AS SELECT: it is there at once, and goes if its rows can't be written. */
-  override def stageCreate(table: Identifier, info: TableInfo): StagedTable =
-    created(table, info)(new CreatedTable(_, _, _, () => dropTable(table)))
+  /** A table with the columns of another; one of a store also has its key and properties. */
+  override def createTableLike(table: Identifier, info: TableInfo, source: Table): Table = source match {
+    case like: CatalogTable =>
+      val others = info.properties.asScala.filterNot { case (property, value) =>
+        property == TableCatalog.PROP_OWNER || like.properties.get(property) == value
+      }
+      if (others.nonEmpty) {
+        throw new Refused(
+          "kvstore.errors.UnsupportedOperation: CREATE TABLE LIKE takes the key and the properties of the other table; " +
+            s"leave TBLPROPERTIES and USING out. given=${others.keys.toSeq.sorted.mkString(", ")}", "create", table.name)
+      }
+      created(table) { name =>
+        ask("like", name, ("table" -> name) ~ ("like" -> like.optionsAsJson), "create")
+        loaded(name, Map.empty)(new CatalogTable(_, _, _))
+      }
+    case _ => createTable(table, info)
+  }
 
-  override def stageReplace(table: Identifier, info: TableInfo): StagedTable =
-    throw new Refused(
-      "kvstore.errors.UnsupportedOperation: A table can't be replaced, because its rows and changes would be lost before " +
-        "the new rows are there; nothing was changed. To replace the rows, use INSERT OVERWRITE (of a DataFrame " +
-        s"""`writeTo("$catalog.${table.name}").overwrite(lit(True))`); for other columns use ALTER TABLE, or DROP """ +
-        s"TABLE and then CREATE TABLE. table=${table.name}", "replace", table.name)
+  override def stageCreate(table: Identifier, info: TableInfo): StagedTable = created(table)(staged(_, info, "create"))
 
-  override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable =
-    if (tableExists(table)) stageReplace(table, info) else stageCreate(table, info)
+  override def stageReplace(table: Identifier, info: TableInfo): StagedTable = named(table)(staged(_, info, "replace"))
 
-  private def created[T](table: Identifier, info: TableInfo)(
-      as: (Loaded, util.Map[String, String], String) => T): T = named(table) { name =>
+  override def stageCreateOrReplace(table: Identifier, info: TableInfo): StagedTable = {
+    check(table.namespace)
+    val name = table.name
+    staged(if (names().contains(name)) name else inOtherCase(name).getOrElse(name), info, "either")
+  }
+
+  private def created[T](table: Identifier)(create: String => T): T = {
+    check(table.namespace)
+    named(table)(create)
+  }
+
+  private def staged(name: String, info: TableInfo, verb: String): StagedTable = {
+    // saveAsTable names a format, also if the program does not.
+    val properties = info.properties.asScala.toMap
+    val unasked = properties.get("provider").contains(SQLConf.get.defaultDataSourceName)
+    val begun = ask("begin", name,
+      defined(name, info, if (unasked) properties - "provider" else properties) ~ ("verb" -> verb),
+      if (verb == "create") "create" else "replace")
+    new NewTable(s"$catalog.$name", DataType.fromJson((begun \ "columns").values.toString).asInstanceOf[StructType],
+      begun \ "newTable", info.properties.keySet.asScala.toSet)
+  }
+
+  private def defined(name: String, info: TableInfo, properties: Map[String, String]): JObject = {
     if (info.partitions.nonEmpty) {
       throw new UnsupportedOperationException(
         "Tables have no partitions but buckets: TBLPROPERTIES ('bucket.num' = '4', 'bucket.key' = 'column').")
@@ -98,10 +161,8 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
       throw new UnsupportedOperationException("Tables have no constraint but PRIMARY KEY; leave the others out.")
     }
     val key = info.constraints.collectFirst { case key: PrimaryKey => key.columns.map(_.fieldNames.mkString(".")).toList }
-    ask("create", name,
-      ("table" -> name) ~ ("columns" -> info.schema.json) ~ ("key" -> key) ~
-        ("properties" -> info.properties.asScala.toMap) ~ ("caseSensitive" -> SQLConf.get.caseSensitiveAnalysis))
-    loaded(name, Map.empty)(as)
+    ("table" -> name) ~ ("columns" -> info.schema.json) ~ ("key" -> key) ~
+      ("properties" -> properties) ~ ("caseSensitive" -> SQLConf.get.caseSensitiveAnalysis)
   }
 
   override def alterTable(table: Identifier, changes: TableChange*): Table = {
@@ -133,20 +194,22 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
 
   override def renameTable(table: Identifier, to: Identifier): Unit = {
     // Spark takes the catalog's name in `RENAME TO kv.new` for a namespace.
-    val newName = if (to.namespace.sameElements(Array(catalog))) to.name else nameOf(to)
+    val within = if (to.namespace.headOption.contains(catalog)) to.namespace.tail else to.namespace
+    val newName = nameOf(Identifier.of(within, to.name))
     named(table) { name =>
       if (!newName.equalsIgnoreCase(name) && inOtherCase(newName).nonEmpty) throw new TableAlreadyExistsException(to)
       ask("rename", name, ("table" -> name) ~ ("name" -> newName))
     }
   }
 
-  private def ask(what: String, of: String, request: JObject): JValue =
-    Helper.plan(
-      Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ ("path" -> path) ~ request, what, of)
+  private def ask(what: String, of: String, request: JObject): JValue = ask(what, of, request, what)
 
-  /** Tables are not in namespaces. */
+  private def ask(what: String, of: String, request: JObject, action: String): JValue =
+    Helper.plan(
+      Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ ("path" -> path) ~ request, action, of)
+
   private def nameOf(table: Identifier): String =
-    if (table.namespace.isEmpty) table.name else throw new NoSuchTableException(table)
+    if (namespaceExists(table.namespace)) table.name else throw new NoSuchTableException(table)
 
   /** Runs with the name of a table as it is written. If there is none of that name, and case does not matter to Spark,
     * runs with the one name that differs only by case. Says in Spark's words that there is no table, or one already;
@@ -176,20 +239,6 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog {
   }
 }
 
-/** A table that was created for the rows of a query. */
-class CreatedTable(loaded: Loaded, options: util.Map[String, String], name: String, drop: () => Unit)
-    extends CatalogTable(loaded, options, name) with StagedTable {
-  override def commitStagedChanges(): Unit = ()
-
-  override def abortStagedChanges(): Unit = drop()
-
-  /** CREATE OR REPLACE writes like INSERT OVERWRITE, which some tables refuse; a new table has no rows to replace. */
-  override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder = {
-    val insert = super.newWriteBuilder(info)
-    new WriteBuilder with SupportsTruncate {
-      override def truncate(): WriteBuilder = this
-
-      override def build(): Write = insert.build()
-    }
-  }
+object StoreCatalog {
+  private val Default = Array("default")
 }

@@ -6,34 +6,57 @@ import org.apache.arrow.vector.ipc.ArrowStreamWriter
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.catalyst.expressions.{GenericInternalRow, JoinedRow}
+import org.apache.spark.sql.connector.expressions.filter.Predicate
 import org.apache.spark.sql.connector.write._
 import org.apache.spark.sql.connector.write.streaming.StreamingWrite
 import org.apache.spark.sql.execution.arrow.ArrowWriter
+import org.apache.spark.sql.sources.Filter
 import org.apache.spark.sql.types.{StringType, StructType}
 import org.apache.spark.unsafe.types.UTF8String
 import org.json4s._
 import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
-/** INSERT, INSERT OVERWRITE, and a MERGE that only inserts; streams are written by the Python source.
+/** INSERT, INSERT OVERWRITE of all rows or of those that pass a condition, and a MERGE that only inserts; streams are
+  * written by the Python source.
   *
   * @param pinned what such a MERGE has read of the table
   */
 class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject, pinned: JValue, stream: WriteBuilder)
-    extends WriteBuilder with SupportsTruncate {
+    extends WriteBuilder with SupportsOverwrite with SupportsDynamicOverwrite {
   private var replaces = false
+  private var condition: Option[List[JObject]] = None
 
   override def truncate(): WriteBuilder = {
     replaces = true
     this
   }
 
+  override def canOverwrite(predicates: Array[Predicate]): Boolean =
+    super.canOverwrite(predicates) || refuse(predicates.mkString(" AND "))
+
+  override def overwrite(filters: Array[Filter]): WriteBuilder = {
+    condition = Some(filters.toList.map(each => Filters.json(each).getOrElse(refuse(each.toString))))
+    truncate()
+  }
+
+  private def refuse(condition: String): Nothing =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: Rows can't be replaced by a condition like this; compare columns with " +
+        s"values, joined by AND, or DELETE the rows and INSERT the others. condition=$condition", "overwrite", table)
+
+  override def overwriteDynamicPartitions(): WriteBuilder =
+    throw new Refused(
+      "kvstore.errors.UnsupportedOperation: A table has no partitions that could be overwritten. INSERT INTO replaces " +
+        "rows of the same keys; to replace all rows, set spark.sql.sources.partitionOverwriteMode to `static`, or use " +
+        "overwrite(lit(True)) of a DataFrame.", "overwrite", table)
+
   override def build(): Write = {
     val python = Python.of(SparkSession.active)
     new StoreWrite(python, new RowShape(info.schema, None), s"INSERT $table", pinned) {
       override protected lazy val job: JValue =
         Helper.plan(python, ("do" -> "insert") ~ ("options" -> options) ~ ("columns" -> info.schema.json) ~
-          ("replaces" -> replaces), "INSERT", table)
+          ("replaces" -> replaces) ~ ("condition" -> condition), "INSERT", table)
 
       override def toStreaming: StreamingWrite =
         (stream match {
@@ -48,6 +71,11 @@ class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject,
 abstract class StoreWrite(
     python: Python, shape: RowShape, override val description: String, pinned: JValue = JNothing) extends DeltaWrite {
   protected def job: JValue
+
+  /** Commits what the tasks have staged. */
+  protected def end(of: JObject): Unit =
+    StoreWrite.inCommit("all rows of this statement are written, or none")(
+      Helper.ask(python, ("do" -> "commit") ~ of))
 
   override def toString: String = description
 
@@ -65,14 +93,7 @@ abstract class StoreWrite(
       case _ => commit(messages)
     }
 
-    private def commit(what: JObject): Unit =
-      try Helper.ask(python, request("commit") ~ what)
-      catch {
-        case _: HelperEnded =>
-          throw new StoreFailure(
-            "The helper process of kvstore ended in the middle of the commit; was it killed? Either all rows of this " +
-              "statement are written, or none: look before you run it again.")
-      }
+    private def commit(what: JObject): Unit = end(JObject(fields) ~ what)
 
     override def abort(messages: Array[WriterCommitMessage]): Unit =
       Helper.ask(python, request("abort") ~ staged(messages))
@@ -82,6 +103,19 @@ abstract class StoreWrite(
     private def staged(messages: Array[WriterCommitMessage]): JObject =
       "staged" -> messages.toList.collect { case StoreStaged(staged) => staged }
   }
+}
+
+object StoreWrite {
+
+  /** Commits; says what is known if the helper ends meanwhile. */
+  def inCommit(outcomes: String)(commit: => Unit): Unit =
+    try commit
+    catch {
+      case _: HelperEnded =>
+        throw new StoreFailure(
+          s"The helper process of kvstore ended in the middle of the commit; was it killed? Either $outcomes: look " +
+            "before you run it again.")
+    }
 }
 
 /** What a task has staged, in words of Python's own. */
