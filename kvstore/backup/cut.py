@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.handle import BucketHandle
 from kvstore.disk.environment import Environment, Transaction
-from kvstore.errors import StoreClosed
+from kvstore.errors import OffsetOutOfRange, StoreClosed
 from kvstore.index.index import View
 from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -33,11 +33,13 @@ class BucketCut:
 
     Attributes:
         end: Where its log ends.
+        index_base: Base offset of the segment from which the index goes on, perhaps before the end.
         environment, transaction: Its index, as the transaction shows it.
     """
 
     place: BucketPlace
     end: LogEnd
+    index_base: Offset
     environment: Environment
     transaction: Transaction
 
@@ -108,13 +110,20 @@ def _begun(handle: BucketHandle, held: ExitStack) -> BucketCut:
     transaction = held.enter_context(environment.read())
     state = View(transaction).state()
     end = LogEnd(state.synced_base, state.synced_position, state.synced_offset)
-    for found in handle.log.batches(state.synced_offset, state.applied_offset):  # seldom: a commit syncs the log
-        base = max(each for each in handle.log.bases() if each <= found.header.base_offset)
-        end = LogEnd(base, found.end, found.header.next_offset)
-    return BucketCut(handle.place, end, environment, transaction)
+    # Another process that writes the bucket commits its index now and then; opening the backup replays what it lacks.
+    for found in handle.log.batches(state.synced_offset, handle.committed().applied_offset):
+        end = found.after
+    return BucketCut(handle.place, end, state.synced_base, environment, transaction)
 
 
 def log_of(bucket: BucketCut) -> tuple[LogFiles, list[Offset]]:
-    """The log of a bucket, and base offsets of the segments before its end."""
+    """The log of a bucket, and base offsets of the segments before its end.
+
+    Raises:
+        OffsetOutOfRange: What the index goes on from has expired; begin with another cut.
+    """
     log = LogFiles(bucket.place.log, bucket.place.identity)
-    return log, [base for base in log.bases() if base <= bucket.end.base]
+    bases = log.bases()
+    if bases[0] > bucket.index_base:
+        raise OffsetOutOfRange("The log of a bucket has expired meanwhile.", offset=bucket.index_base)
+    return log, [base for base in bases if base <= bucket.end.base]

@@ -448,8 +448,8 @@ class Store(AlteredTables, ReadStore):
     ) -> Backup:
         """Copy the store into a directory while writing goes on; the copy is a store, which :func:`kvstore.open` opens.
 
-        It has everything acknowledged before the call, of other processes what they have published. No commit over
-        several buckets is in it in part. All checksums of its logs and the pages of its indexes are verified. It has no
+        It has everything acknowledged before the call, of other processes what is durable. No commit over several
+        buckets is in it in part. All checksums of its logs and the pages of its indexes are verified. It has no
         replicas, and takes no writes of this store's replicas or followers.
 
         Args:

@@ -174,6 +174,91 @@ def test_a_backup_beside_a_process_that_writes(tmp_path: Path) -> None:
         check_whole(tmp_path / f"b{number}")
 
 
+def write_when_told(pipe: Pipe, path: Path) -> None:
+    """Writes more rows whenever it is told, and does not commit its index meanwhile."""
+    with kvstore.open(path, **OPTIONS, commit_wait_ms=3_600_000, commit_idle_ms=3_600_000) as store:
+        while (step := pipe.recv()) is not None:
+            store["one"].upsert([row(k, step) for k in range(10)])
+            store["several"].upsert([row(k, step) for k in range(1000)])  # segments end, too
+            pipe.send(step)
+
+
+def test_a_backup_has_all_that_another_process_has_acknowledged(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("one", SCHEMA, "k")
+        store.create_table("several", SCHEMA, "k", buckets=2, compression=None)
+    with Child(write_when_told, tmp_path / "s") as child, kvstore.open(tmp_path / "s") as store:
+        for step in range(12):
+            child.say(step)
+            assert child.hear() == step
+            if step % 4 != 3:
+                continue
+            store.backup(tmp_path / "b")
+            truth = seen(store)
+            assert {each["v"] for name in ("one", "several") for each in truth["rows"][name]} == {step}
+            with kvstore.open(tmp_path / "b") as backup:
+                assert seen(backup) == truth
+                assert backup.check()
+            shutil.rmtree(tmp_path / "b")
+
+
+def test_a_log_that_expires_meanwhile(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s", **OPTIONS, log_bytes_max=1 << 20) as store:
+        table = store.create_table("t", SCHEMA, "k", compression=None)
+        table.upsert(row(1, -1))
+
+        def expires(done: int, _total: int) -> None:
+            if done and not table.offsets()[0][0]:  # the only segment was copied
+                for step in range(100):
+                    table.upsert([row(k, step) for k in range(100)])
+                table.snapshot()  # what is before it may expire
+                for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
+                    handle.retain()
+                assert table.offsets()[0][0]
+
+        store.backup(tmp_path / "b", expires)
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert seen(backup) == truth
+        assert backup.check()
+
+
+def write_and_expire(pipe: Pipe, path: Path) -> None:
+    """Writes several segments that its index lacks; once told, commits its index and drops all but the last of them."""
+    options: dict[str, Any] = {**OPTIONS, "log_bytes_max": 1 << 20}
+    with kvstore.open(path, **options, commit_wait_ms=3_600_000, commit_idle_ms=3_600_000) as store:
+        for step in range(100):
+            store["t"].upsert([row(k, step) for k in range(100)])
+        pipe.send("wrote")
+        pipe.recv()
+        store["t"].snapshot()  # what is before it may expire
+        for handle in store.runtime.open_table(store.runtime.definition("t")).handles:
+            handle.retain()
+        pipe.send("expired")
+        pipe.recv()
+
+
+def test_what_the_copied_index_lacks_expires_meanwhile(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k", compression=None).upsert(row(1, -1))
+    with Child(write_and_expire, tmp_path / "s") as child, kvstore.open(tmp_path / "s") as store:
+        table = store["t"]
+        assert child.hear() == "wrote"
+        before = table.offsets()[0][0]
+
+        def expires(_done: int, _total: int) -> None:
+            if table.offsets()[0][0] == before:
+                child.say("expire")
+                assert child.hear() == "expired"
+                assert table.offsets()[0][0] > before
+
+        store.backup(tmp_path / "b", expires)
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert seen(backup) == truth
+        assert backup.check()
+
+
 def _without_store(path: Path) -> None:
     """Opening the directory says what it is, and writes nothing."""
     before = sorted(path.rglob("*"))
