@@ -19,11 +19,9 @@ from kvstore.backup.cut import Cut, cut_of
 from kvstore.bucket.context import BucketPlace
 from kvstore.disk.files import Files, read_file, refusals, refuse_network
 from kvstore.errors import NotAStore, OffsetOutOfRange, StoreLocked
-from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.follow.catalog_files import write_copied_catalog
-from kvstore.replica.leadership import ReplicaLeadership
-from kvstore.store.runtime import StoreRuntime, opened
+from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.ids import Txid
@@ -68,7 +66,6 @@ def back_up(runtime: StoreRuntime, path: Path, progress: Progress, files: Files 
                     raise
         files.rename(path / paths.UNFINISHED_BACKUP, path / paths.STORE_FILE)
         files.sync_directory(path)
-    _settle(runtime, path, files)
     return done
 
 
@@ -118,7 +115,7 @@ def _copy(runtime: StoreRuntime, cut: Cut, path: Path, files: Files, progress: P
     for stream, bucket in cut.buckets.items():
         target = BucketPlace.of(path, runtime.store_id, stream.table_id, stream.bucket)
         files.make_directory(target.directory.parent)
-        copy_bucket(bucket, target, files, done)
+        copy_bucket(bucket, cut.state.tables[stream.table_id], target, files, runtime.clock, done)
     files.remove_tree(path / paths.JOURNAL.parts[0])
     ends = {stream: bucket.end.offset for stream, bucket in cut.buckets.items()}
     write_copied_catalog(path, runtime.store_id, cut.state, ends, files, runtime.clock)
@@ -127,12 +124,3 @@ def _copy(runtime: StoreRuntime, cut: Cut, path: Path, files: Files, progress: P
     for stream, end in ends.items():
         by_name[cut.state.tables[stream.table_id].name][int(stream.bucket)] = end
     return Backup(cut.state.txid, by_name, there)
-
-
-def _settle(runtime: StoreRuntime, path: Path, files: Files) -> None:
-    """Have the indexes that an earlier call has copied catch up with the log."""
-    with opened(path, StoreOptions(), files, runtime.clock, ReplicaLeadership(runtime.clock)) as backup:
-        for definition in backup.catalog().tables.values():
-            for handle in backup.open_table(definition).handles:
-                handle.write()
-                handle.stop_writing()

@@ -1,7 +1,7 @@
 """Copies the files of a bucket, as of a cut, into a directory that no process has open.
 
 * A file gets its name when it is durable, so a copy that was cut short is continued: complete segments stay, and so
-  does an index, even if it is of an earlier cut; opening the bucket replays the log after it.
+  does an index, even if it is of an earlier cut. The log after it is replayed into it.
 * What is copied is verified where it arrives: the checksum of every batch, and the pages of the index.
 """
 
@@ -14,13 +14,15 @@ from pathlib import Path
 
 from kvstore.backup.cut import BucketCut, log_of
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import usable_index
+from kvstore.bucket.recovery import open_for_writing, usable_index
 from kvstore.bucket.snapshots import snapshot
+from kvstore.clock import Clock
 from kvstore.disk import pages
 from kvstore.disk.files import Files, open_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData
 from kvstore.log.segments import LogFiles
+from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.process.calls import check_caller
 from logformat import paths
@@ -38,8 +40,10 @@ def size_of(bucket: BucketCut) -> int:
     return sum(sizes) + bucket.end.position + _size(bucket.place.index / LMDB_FILES[0])
 
 
-def copy_bucket(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:
-    """Copy a bucket, or what an earlier call has not copied.
+def copy_bucket(
+    bucket: BucketCut, definition: TableDefinition, target: BucketPlace, files: Files, clock: Clock, done: Done
+) -> None:
+    """Copy a bucket, or what an earlier call has not copied; its index then has every change of its log.
 
     Raises:
         FileNotFoundError: A part of the log has expired meanwhile; begin with another cut.
@@ -51,6 +55,7 @@ def copy_bucket(bucket: BucketCut, target: BucketPlace, files: Files, done: Done
     _copy_log(bucket, target, files, done)
     _copy_snapshot(bucket, target, files)
     _copy_index(bucket, target, files, done)
+    open_for_writing(target, definition, StoreOptions(), files, clock).close()
 
 
 def _copy_log(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:

@@ -110,7 +110,7 @@ def _begun(handle: BucketHandle, held: ExitStack) -> BucketCut:
     transaction = held.enter_context(environment.read())
     state = View(transaction).state()
     end = LogEnd(state.synced_base, state.synced_position, state.synced_offset)
-    # Another process that writes the bucket commits its index now and then; opening the backup replays what it lacks.
+    # Another process that writes the bucket commits its index now and then; what it lacks is replayed into the copy.
     for found in handle.log.batches(state.synced_offset, handle.committed().applied_offset):
         end = found.after
     return BucketCut(handle.place, end, state.synced_base, environment, transaction)

@@ -293,6 +293,33 @@ def test_a_backup_that_is_killed_anywhere_is_refused_and_continued(tmp_path: Pat
             calls += every
 
 
+def test_a_backup_that_is_a_store_has_an_index_that_lacks_nothing(tmp_path: Path) -> None:
+    def dies(done: int, total: int) -> None:
+        if done == total > 0:
+            raise Killed
+
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(row(1, 1))
+        with pytest.raises(Killed):
+            back_up(store.runtime, tmp_path / "copied", dies)
+        table.upsert(row(2, 2))
+        table.snapshot()
+        truth = seen(store)
+        for calls in count(1):
+            shutil.copytree(tmp_path / "copied", path := tmp_path / f"b{calls}")
+            try:
+                back_up(store.runtime, path, lambda *_: None, Dying(calls))
+                break
+            except Killed:
+                if not (path / "STORE").exists():
+                    continue
+            with kvstore.open(path, read_only=True) as backup:
+                assert seen(backup) == truth
+                report = backup.check()
+                assert report.ok, report.findings
+
+
 def test_what_was_copied_stays(tmp_path: Path) -> None:
     calls = count()
 
