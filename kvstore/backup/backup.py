@@ -18,7 +18,7 @@ from kvstore.backup.bucket_copy import copy_bucket, size_of
 from kvstore.backup.cut import Cut, cut_of
 from kvstore.bucket.context import BucketPlace
 from kvstore.disk.files import Files, read_file, refusals, refuse_network
-from kvstore.errors import NotAStore, OffsetOutOfRange, StoreLocked
+from kvstore.errors import NotAStore, OffsetOutOfRange, StoreError, StoreLocked
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.follow.catalog_files import write_copied_catalog
 from kvstore.store.runtime import StoreRuntime
@@ -57,6 +57,7 @@ def back_up(runtime: StoreRuntime, path: Path, progress: Progress, files: Files 
         raise NotAStore("A backup is made outside of the store; choose another directory.", path=path)
     with refusals(path), _room(path, runtime, files):
         for last in range(_TRIES):
+            before = runtime.catalog().tables.keys()
             try:
                 with cut_of(runtime) as cut:
                     done = _copy(runtime, cut, path, files, progress)
@@ -64,6 +65,9 @@ def back_up(runtime: StoreRuntime, path: Path, progress: Progress, files: Files 
             except (FileNotFoundError, OffsetOutOfRange):  # a part of a log has expired since the cut
                 if last == _TRIES - 1:
                     raise
+            except StoreError:
+                if last == _TRIES - 1 or before <= runtime.catalog().tables.keys():
+                    raise  # else a table was dropped meanwhile, or replaced
         files.rename(path / paths.UNFINISHED_BACKUP, path / paths.STORE_FILE)
         files.sync_directory(path)
     return done

@@ -1,9 +1,10 @@
 """One moment of a store, held by read transactions while writing goes on.
 
 * No commit over several buckets is in some of them only: tables that have such commits are taken for the moment in
-  which the transactions begin, so none is under way.
-* The catalog is as of after the moment, so it has the schema and the writer of every batch before it. A table that was
-  created since is not in the cut.
+  which the transactions begin, so none is under way. So are tables of one bucket with numbered commits: of a job, the
+  catalog says how far its files are loaded.
+* The catalog is as of after the moment, so it has the schema and the writer of every batch before it. It has the same
+  tables, and no more commits of jobs and other named writers than the buckets have.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from kvstore.index.index import View
 from kvstore.log.segments import LogEnd, LogFiles
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.store.runtime import StoreRuntime
-from logformat.catalog.edits import DropTable, Edit
 from logformat.catalog.replicas import Stream
-from logformat.ids import BucketId, Offset, TableId, Txid
+from logformat.ids import BucketId, Offset, TableId
 
 _TRIES = 10
 
@@ -57,7 +57,7 @@ def cut_of(runtime: StoreRuntime) -> Iterator[Cut]:
     """Hold a moment of a store.
 
     Raises:
-        StoreLocked: Another process writes a table with commits over several buckets, and does not hand it over.
+        StoreLocked: Another process writes a table with numbered commits, and does not hand it over.
         StoreError: The store was closed, or is damaged.
     """
     while True:
@@ -72,27 +72,20 @@ def cut_of(runtime: StoreRuntime) -> Iterator[Cut]:
                     for bucket, handle in enumerate(runtime.open_table(definition).handles)
                 }
                 state = runtime.catalog()
-            if _with_commits(state).keys() <= taken.keys():
-                yield _cut(state, buckets)
+            # Otherwise a table was created, dropped or replaced meanwhile, or has its first commit of the kind.
+            there = {stream.table_id for stream in buckets}
+            if state.tables.keys() == there and _with_commits(state).keys() <= taken.keys():
+                yield Cut(state, buckets)
                 return
 
 
 def _with_commits(state: CatalogState) -> dict[TableId, TableDefinition]:
-    """Tables that have, or may soon have, commits over several buckets, in the order in which they are taken."""
+    """Tables that have, or may soon have, commits over all buckets, in the order in which they are taken."""
     return {
         id: state.tables[id]
         for id in sorted(state.tables)
-        if state.tables[id].buckets > 1
-        and any(writer.kind == "epochs" for writer in state.writers_of(id).named.values())
+        if any(writer.kind == "epochs" for writer in state.writers_of(id).named.values())
     }
-
-
-def _cut(state: CatalogState, buckets: Mapping[Stream, BucketCut]) -> Cut:
-    there = {stream.table_id for stream in buckets}
-    for id in state.tables.keys() - there:
-        payload = DropTable(table_id=id)
-        state = state.after(Edit(txid=Txid(state.txid + 1), epoch=state.leader_epoch, time_ms=0, payload=payload))
-    return Cut(state, {stream: bucket for stream, bucket in buckets.items() if stream.table_id in state.tables})
 
 
 def _bucket_cut(handle: BucketHandle, held: ExitStack) -> BucketCut:

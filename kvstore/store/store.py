@@ -459,8 +459,8 @@ class Store(AlteredTables, ReadStore):
 
         Raises:
             NotAStore: The directory is something else. Nothing was written.
-            StoreLocked: Another backup is being made there; or another process writes a table with commits over several
-                buckets and does not hand it over.
+            StoreLocked: Another backup is being made there; or another process writes a table with epochs or a job, and
+                does not hand it over.
             CorruptData: The store is damaged.
             StoreFull, LogFailed: The disk refuses. After this and any other error the directory is no store, and the
                 same call continues.

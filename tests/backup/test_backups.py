@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.backup import cut
 from kvstore.backup.backup import back_up
 from kvstore.errors import CorruptData, NotAStore, StoreLocked
 from tests.conftest import OpenStore
@@ -257,6 +258,62 @@ def test_what_the_copied_index_lacks_expires_meanwhile(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "b") as backup:
         assert seen(backup) == truth
         assert backup.check()
+
+
+def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Have something happen once a backup has the moment of its first bucket."""
+    begin, acts = cut._bucket_cut, [act]
+
+    def began(*of: Any) -> Any:
+        done = begin(*of)
+        while acts:
+            acts.pop()()
+        return done
+
+    monkeypatch.setattr(cut, "_bucket_cut", began)
+
+
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+@pytest.mark.parametrize("is_copying", [False, True])
+def test_a_table_that_is_replaced_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, is_copying: bool
+) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        for each in ("a", "b", "c"):
+            store.create_table(each, SCHEMA, "k").upsert(row(1, 1))
+
+        def replaces(done: int = 1, _total: int = 1) -> None:
+            if done and rows_of(store[name]) == [row(1, 1)]:
+                store.drop_table(name)
+                store.create_table(name, SCHEMA, "k").upsert(row(2, 2))
+
+        if not is_copying:
+            once(monkeypatch, replaces)
+        store.backup(tmp_path / "b", replaces if is_copying else lambda *_: None)
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert {each: rows_of(backup[each]) for each in backup.list_tables()} == truth["rows"]
+        assert backup.check()
+
+
+def test_a_job_in_a_backup_goes_on_where_its_rows_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "in").mkdir()
+
+    def load(number: int) -> None:
+        (tmp_path / f"in/{number}.csv").write_text(f"k,v,text\n{number},1,t\n")
+        store.job("j").run()
+
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k")
+        store.create_job("j", source=tmp_path / "in", format="csv", table="t")
+        load(1)
+        loader = threading.Thread(target=load, args=[2])
+        once(monkeypatch, lambda: (loader.start(), loader.join(0.3)))  # it waits for the backup's moment
+        store.backup(tmp_path / "b")
+        loader.join()
+    with kvstore.open(tmp_path / "b") as backup:
+        backup.job("j").run()
+        assert [each["k"] for each in rows_of(backup["t"])] == [1, 2]
 
 
 def _without_store(path: Path) -> None:
