@@ -20,7 +20,7 @@ from kvstore.clock import Clock
 from kvstore.disk import pages
 from kvstore.disk.files import Files, open_file
 from kvstore.disk.lmdb_files import LMDB_FILES
-from kvstore.errors import CorruptData
+from kvstore.errors import CorruptData, OffsetOutOfRange
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -80,8 +80,12 @@ def _copy_log(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) 
 
 
 def _copy_snapshot(bucket: BucketCut, target: BucketPlace, files: Files) -> None:
-    """Copy the newest snapshot from which the copied log goes on."""
-    start = log_of(bucket)[1][0]
+    """Copy the newest snapshot from which the copied log goes on.
+
+    Raises:
+        OffsetOutOfRange: A later one has taken its place, and the log before it has expired; begin with another cut.
+    """
+    start, is_later = LogFiles(target.log, target.identity).start(), False
     files.remove_tree(target.directory / paths.SNAPSHOTS)
     for found in snapshot.readable(bucket.place.directory, bucket.place.identity):
         if found.offset <= bucket.end.offset and found.log_end.base >= start:
@@ -93,6 +97,9 @@ def _copy_snapshot(bucket: BucketCut, target: BucketPlace, files: Files) -> None
             files.sync_directory(directory)
             snapshot.read(target.directory, target.identity, found.offset).verify()
             return
+        is_later = is_later or found.offset > bucket.end.offset
+    if start and is_later:
+        raise OffsetOutOfRange("A snapshot was replaced by a later one meanwhile.", path=bucket.place.directory)
 
 
 def _copy_index(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:
