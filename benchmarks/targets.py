@@ -93,6 +93,8 @@ TARGETS = [
     Target(processes.TWO_BUCKETS, 1.6, processes.ONE, processes.TWO),
     Target(processes.SEEN_MEDIAN, 2, at_most=True),
     Target(processes.SEEN_P99, 5, at_most=True),
+    Target(processes.FIRST_GET_TIME, 300, at_most=True),
+    Target(processes.FIRST_GET_MEMORY, 128, at_most=True),
 ]
 
 

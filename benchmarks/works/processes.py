@@ -1,6 +1,6 @@
-"""Several processes: two that write a bucket each, beside one that writes one; and one that reads what another writes.
+"""Several processes: two that write a bucket each, beside one that writes one; and some that read what another writes.
 
-``bucket_writer`` and ``row_writer`` are what the others run.
+``bucket_writer``, ``row_writer``, ``bulk_writer`` and ``first_get`` are what the others run.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ ONE, TWO = "one process", "two processes"
 SEEN = "a row that another process wrote, from its acknowledgement until it is read, {}"
 SEEN_MEDIAN, SEEN_P99 = SEEN.format("median"), SEEN.format("p99")
 _ROWS_SEEN = 300
+FIRST_GET = "the first get of a process while another one loads random keys, slowest of {}"
+_FIRST_GETS = 12
+FIRST_GET_TIME, FIRST_GET_MEMORY = (FIRST_GET.format(_FIRST_GETS) + what for what in ("", ", memory"))
 
 
 def figures(setting: Setting) -> Iterator[Figure]:
@@ -35,6 +38,7 @@ def figures(setting: Setting) -> Iterator[Figure]:
     for writer in writers:
         writer.communicate()
     yield from _seen(setting.place("seen") / "store", setting.rounds)
+    yield from _first_gets(setting.place("first") / "store", setting.rounds)
 
 
 def _seen(path: Path, rounds: int) -> Iterator[Figure]:
@@ -56,6 +60,20 @@ def _seen(path: Path, rounds: int) -> Iterator[Figure]:
                 yield Figure(SEEN_MEDIAN, KVSTORE, statistics.median(took), "ms")
                 yield Figure(SEEN_P99, KVSTORE, statistics.quantiles(took, n=100)[98], "ms")
     writer.communicate()
+
+
+def _first_gets(path: Path, rounds: int) -> Iterator[Figure]:
+    with kvstore.open(path) as store:
+        store.create_table("t", {"k": "int64", "text": "string"}, "k")
+    writer = _run("bulk_writer", path)
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    for _ in range(rounds):
+        found = [_run("first_get", path).communicate()[0].split() for _ in range(_FIRST_GETS)]
+        times, sizes = (list(map(float, each)) for each in zip(*found, strict=True))
+        yield Figure(FIRST_GET_TIME, KVSTORE, max(times), "ms")
+        yield Figure(FIRST_GET_MEMORY, KVSTORE, max(sizes), "MiB")
+    writer.communicate("end\n")
 
 
 def _started(path: Path, bucket: int, rows: int) -> subprocess.Popen[str]:

@@ -10,7 +10,8 @@ import numpy as np
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
 from kvstore.log.writer_state import WriterStates
-from kvstore.memtable.generation import Generation, Run
+from kvstore.memtable.generation import Generation
+from kvstore.memtable.run import Run, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
@@ -18,6 +19,9 @@ from logformat.log.batch import BatchHeader
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.keys import ROW
+
+FEW_OF = 256
+"""Newer rows are put among this many times as many older ones one by one; more of them are sorted with these."""
 
 
 class NewerView(View):
@@ -78,38 +82,31 @@ class NewerView(View):
         newer = self._run().between(start, stop)
         place = 0
         for rows in self._tree.found(chunk, start, stop):
-            until = bisect_right(newer.keys, rows.keys()[-1], place) if place < len(newer.keys) else place
+            until = bisect_right(newer.keys, rows.keys()[-1], place) if place < len(newer) else place
             if until == place:
                 yield rows
             else:
-                yield from _in_chunks(*_merged(rows, newer.keys[place:until], newer.rows[place:until]), chunk)
+                yield from _in_chunks(_laid_over(rows, newer.slice(place, until)), chunk)
             place = until
-        left = [pair for pair in zip(newer.keys[place:], newer.rows[place:], strict=True) if pair[1] is not None]
-        if left:
-            keys, values = (BinaryColumn.from_list(column) for column in zip(*left, strict=True))
-            yield from _in_chunks(keys, values, chunk)
+        yield from _in_chunks(newer.slice(place, len(newer)).there(), chunk)
 
     def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
         """See :meth:`View.found_reversed`."""
         newer = self._run().between(start, stop)
-        end = len(newer.keys)
+        end = len(newer)
         for rows in self._tree.found_reversed(chunk, start, stop):
             place = bisect_left(newer.keys, rows.keys()[0], 0, end)
             if place == end:
                 yield rows
             else:
-                merged = _merged(rows, newer.keys[place:end], newer.rows[place:end])
-                yield from reversed(list(_in_chunks(*merged, chunk)))
+                yield from reversed(list(_in_chunks(_laid_over(rows, newer.slice(place, end)), chunk)))
             end = place
-        left = [pair for pair in zip(newer.keys[:end], newer.rows[:end], strict=True) if pair[1] is not None]
-        if left:
-            keys, values = (BinaryColumn.from_list(column) for column in zip(*left, strict=True))
-            yield from reversed(list(_in_chunks(keys, values, chunk)))
+        yield from reversed(list(_in_chunks(newer.slice(0, end).there(), chunk)))
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """A key at or before the first, and one at or after the last; None if there are no rows."""
         newer, older = self._run().keys, self._tree.bounds()
-        ends = [*(older or ()), *newer[:1], *newer[-1:]]
+        ends = [*(older or ()), *((newer[0], newer[-1]) if len(newer) else ())]
         return (min(ends), max(ends)) if ends else None
 
     def first_from(self, key: bytes) -> bytes | None:
@@ -119,8 +116,8 @@ class NewerView(View):
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""
         newer = self._run()
-        there, _ = self._tree.find(BinaryColumn.from_list(newer.keys))
-        return self._tree.row_count() + sum(row is not None for row in newer.rows) - int(np.count_nonzero(there))
+        there, _ = self._tree.find(newer.keys)
+        return self._tree.row_count() + int(np.count_nonzero(newer.rows.lengths)) - int(np.count_nonzero(there))
 
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`; without what is newer."""
@@ -130,24 +127,22 @@ class NewerView(View):
         return self._generation.run(self._state.applied_offset)
 
 
-def _merged(older: FoundRows, keys: Sequence[bytes], rows: Sequence[bytes | None]) -> tuple[BinaryColumn, BinaryColumn]:
-    """Keys and values of rows of an index with newer rows among them."""
-    old_keys = older.keys()
-    count = len(old_keys)
-    places = np.fromiter((bisect_left(old_keys, key) for key in keys), np.int64, len(keys))
+def _laid_over(older: FoundRows, newer: Run) -> Run:
+    """Rows of an index with newer ones among them, or instead of them."""
+    old = Run(older.keys(), older.values())
+    if len(newer) > len(old) // FEW_OF:
+        return merged([old, newer]).there()
+    count, keys, live = len(old), newer.keys.to_list(), newer.there()
     kept = np.ones(count, bool)
-    kept[[place for place, key in zip(places, keys, strict=True) if place < count and old_keys[place] == key]] = False
-    live = np.fromiter((row is not None for row in rows), bool, len(rows))
-    added = [key for key, row in zip(keys, rows, strict=True) if row is not None]
-    values = [row for row in rows if row is not None]
-    order = np.insert(np.arange(count), places[live], count + np.arange(len(added)))
-    order = order[np.insert(kept, places[live], True)]
-    pairs = (old_keys, added), (older.values(), values)
-    all_keys, all_values = (binary_column.concatenate([old, BinaryColumn.from_list(new)]) for old, new in pairs)
-    return all_keys.take(order), all_values.take(order)
+    places = [bisect_left(old.keys, key) for key in keys]
+    kept[[place for place, key in zip(places, keys, strict=True) if place < count and old.keys[place] == key]] = False
+    at = np.asarray(places)[newer.rows.lengths > 0]
+    order = np.insert(np.arange(count), at, count + np.arange(len(live)))[np.insert(kept, at, True)]
+    both = (binary_column.concatenate(pair) for pair in ((old.keys, live.keys), (old.rows, live.rows)))
+    return Run(*(column.take(order) for column in both))
 
 
-def _in_chunks(keys: BinaryColumn, values: BinaryColumn, chunk: int) -> Iterator[FoundRows]:
-    for first in range(0, len(keys), chunk):
-        last = min(first + chunk, len(keys))
-        yield FoundRows.of(keys.slice(first, last), values.slice(first, last))
+def _in_chunks(run: Run, chunk: int) -> Iterator[FoundRows]:
+    for first in range(0, len(run), chunk):
+        part = run.slice(first, min(first + chunk, len(run)))
+        yield FoundRows.of(part.keys, part.rows)

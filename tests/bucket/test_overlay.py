@@ -22,6 +22,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
 from kvstore.index.index import View
 from kvstore.log.writer_state import STEP_MS_MAX
+from kvstore.memtable import generation, view as memtable_view
 from kvstore.options import StoreOptions
 from kvstore.request.row_layout import layout_of
 from kvstore.store.store import Store
@@ -182,14 +183,24 @@ STEPS = st.lists(
     steps=STEPS,
     durability=st.sampled_from(["sync", "sync", "interval", "none"]),
     segment_bytes_max=st.sampled_from([4096, 1 << 20]),
+    run_keys=st.sampled_from([1, 3, generation.RUN_KEYS]),
+    few_of=st.sampled_from([1, memtable_view.FEW_OF]),
     seed=st.integers(0, 1 << 30),
 )
 def test_a_reader_sees_what_is_durable_at_each_moment(
-    steps: list[tuple[str, Any]], durability: str, segment_bytes_max: int, seed: int, tmp_path_factory: Any
+    steps: list[tuple[str, Any]],
+    durability: str,
+    segment_bytes_max: int,
+    run_keys: int,
+    few_of: int,
+    seed: int,
+    tmp_path_factory: Any,
 ) -> None:
     path, random = tmp_path_factory.mktemp("beside") / "store", Random(seed)
     options = {"durability": durability, "segment_bytes_max": segment_bytes_max}
-    with looked_at_once(), Beside(path, options) as beside, ExitStack() as views:
+    with looked_at_once(), pytest.MonkeyPatch.context() as patch, Beside(path, options) as beside, ExitStack() as views:
+        patch.setattr(generation, "RUN_KEYS", run_keys)
+        patch.setattr(memtable_view, "FEW_OF", few_of)
         held: list[tuple[View, list[tuple[bytes, bytes]]]] = []
         least = 0
         for what, operations in steps:

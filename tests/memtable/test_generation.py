@@ -4,61 +4,105 @@ from __future__ import annotations
 
 import threading
 
-from hypothesis import given, strategies as st
+import pytest
+from hypothesis import example, given, strategies as st
 
+from kvstore.memtable import generation as generations
 from kvstore.memtable.generation import Generation
+from kvstore.memtable.run import Run
+from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset
 
+Rows = dict[bytes, bytes | None]
 KEYS = [bytes([2, number]) for number in range(8)]
-BATCHES = st.lists(st.dictionaries(st.sampled_from(KEYS), st.none() | st.binary(max_size=3)), max_size=8)
+BATCHES = st.lists(st.dictionaries(st.sampled_from(KEYS), st.none() | st.binary(min_size=1, max_size=3)), max_size=8)
 
 
-def model(batches: list[dict[bytes, bytes | None]], end: int) -> dict[bytes, bytes | None]:
-    rows: dict[bytes, bytes | None] = {}
+def add(generation: Generation, offset: int, rows: Rows) -> None:
+    keys = sorted(rows)
+    columns = BinaryColumn.from_list(keys), BinaryColumn.from_list([rows[key] or b"" for key in keys])
+    generation.add(Offset(offset), *columns)
+
+
+def rows_of(run: Run) -> Rows:
+    return {key: row or None for key, row in zip(run.keys.to_list(), run.rows.to_list(), strict=True)}
+
+
+def model(batches: list[Rows], end: int) -> Rows:
+    rows: Rows = {}
     for batch in batches[:end]:
         rows |= batch
     return rows
 
 
-@given(batches=BATCHES, since=st.integers(0, 8), ends=st.lists(st.integers(0, 8), min_size=1, max_size=4))
+@given(
+    batches=BATCHES,
+    run_keys=st.integers(1, 9),
+    since=st.integers(0, 8),
+    ends=st.lists(st.integers(0, 8), min_size=1, max_size=4),
+)
 def test_views_of_any_end_have_the_rows_as_of_it(
-    batches: list[dict[bytes, bytes | None]], since: int, ends: list[int]
+    batches: list[Rows], run_keys: int, since: int, ends: list[int]
 ) -> None:
     generation = Generation()
-    for offset, batch in enumerate(batches):
-        generation.add(Offset(offset), list(batch), list(batch.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generations, "RUN_KEYS", run_keys)
+        for offset, batch in enumerate(batches):
+            add(generation, offset, batch)
     for end in ends:
         rows = model(batches, end)
         run = generation.run(Offset(end))
-        assert dict(zip(run.keys, run.rows, strict=True)) == rows
-        assert list(run.keys) == sorted(rows)
+        assert rows_of(run) == rows
+        assert run.keys.to_list() == sorted(rows)
+        assert rows_of(run.there()) == {key: row for key, row in rows.items() if row is not None}
         for key in KEYS:
             entry = generation.find(key, Offset(end))
             assert (key in rows, rows.get(key)) == (entry is not None, entry and entry[1])
         part = run.between(KEYS[2], KEYS[5])
-        assert list(part.keys) == [key for key in run.keys if KEYS[2] <= key < KEYS[5]]
-        assert list(run.between(KEYS[5], None).keys) == [key for key in run.keys if key >= KEYS[5]]
-    later = generation.since(Offset(since))
-    kept = {key for batch in batches[since:] for key in batch}
-    rows = model(batches, len(batches))
-    assert {key: entry[1] for key in KEYS if (entry := later.find(key, Offset(99)))} == {key: rows[key] for key in kept}
-    assert len(later) == len(kept)
+        assert part.keys.to_list() == [key for key in sorted(rows) if KEYS[2] <= key < KEYS[5]]
+        assert run.between(KEYS[5], None).keys.to_list() == [key for key in sorted(rows) if key >= KEYS[5]]
+    later, everything = generation.since(Offset(since)), model(batches, len(batches))
+    for key in {key for batch in batches[since:] for key in batch}:
+        entry = later.find(key, Offset(99))
+        assert entry is not None
+        assert entry[1] == everything[key]
+    assert len(later) <= sum(map(len, batches[since:]))
+
+
+@given(
+    keys=st.lists(st.text("abuv:", max_size=20), min_size=1, unique=True),
+    common=st.text("ab", max_size=12),
+    others=st.lists(st.text("abuv:", max_size=24), max_size=8),
+)
+@example(keys=["", "a"], common="", others=["b"])
+@example(keys=["a" * 9, "a" * 10, "a" * 11, "b"], common="", others=["a" * 12])
+def test_a_run_finds_its_keys_and_no_others(keys: list[str], common: str, others: list[str]) -> None:
+    # As keys are stored: none begins another.
+    stored = sorted(f"{common}{key}".encode() + b"\0" for key in keys)
+    rows = [key * 2 for key in stored]
+    run = Run.of(stored, rows)
+    assert [run.find(key) for key in stored] == rows
+    for other in [each.encode() + end for each in [*others, common] for end in (b"", b"\0", b"\xff" * 9)]:
+        assert run.find(other) == (rows[stored.index(other)] if other in stored else None)
+    middle = run.slice(len(stored) // 2, len(stored))
+    assert [middle.find(key) is not None for key in stored] == [
+        place >= len(stored) // 2 for place in range(len(stored))
+    ]
 
 
 def test_a_run_that_is_made_while_keys_are_added_is_whole() -> None:
     generation = Generation()
-    generation.add(Offset(0), [b"a"], [b"0"])
+    add(generation, 0, {b"a": b"0"})
     done = threading.Event()
 
-    def add() -> None:
+    def adds() -> None:
         for number in range(3_000):
-            generation.add(Offset(1 + number), [b"%d" % number, b"a"], [b"1", b"%d" % number])
+            add(generation, 1 + number, {b"%04d" % number: b"1", b"a": b"%d" % number})
         done.set()
 
-    adding = threading.Thread(target=add)
+    adding = threading.Thread(target=adds)
     adding.start()
     while not done.is_set():
-        run = generation.run(Offset(1))
-        assert (list(run.keys), list(run.rows)) == ([b"a"], [b"0"])
+        assert rows_of(generation.run(Offset(1))) == {b"a": b"0"}
     adding.join()
-    assert len(generation.run(Offset(3_001)).keys) == 3_001
+    assert len(generation.run(Offset(3_001))) == 3_001

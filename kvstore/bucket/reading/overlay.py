@@ -35,6 +35,7 @@ from kvstore.memtable.view import NewerView
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, SchemaId
 from logformat.log.batch import LAYOUTS, BatchHeader, decode_verified
 from logformat.log.change import ChangeType
@@ -43,7 +44,7 @@ from logformat.log.published_end import PublishedEnd
 
 LOOK_SECONDS = 0.25
 """How often a reader looks whether a bucket's writer lives, and whether a decided commit lacks its batch there."""
-TOGETHER_BYTES = 8 << 20
+TOGETHER_BYTES = 4 << 20
 """Batches with up to this many bytes are decoded together."""
 KEPT_MAX = 1 << 16
 """Entries and batches that an index has meanwhile are kept up to this number."""
@@ -184,8 +185,8 @@ def _together(found: Iterable[FoundBatch]) -> Iterator[list[FoundBatch]]:
         yield waiting
 
 
-def _final_rows(definition: TableDefinition, batches: list[FoundBatch]) -> tuple[list[bytes], list[bytes | None]]:
-    """The keys that batches of one schema change, and the row that each has then; None if it has none."""
+def _final_rows(definition: TableDefinition, batches: list[FoundBatch]) -> tuple[BinaryColumn, BinaryColumn]:
+    """The keys that batches of one schema change, sorted, and the row that each has then; empty if it has none."""
     schema_id = batches[0].header.schema_id
     schema = definition.schema_of(schema_id)
     changes = [FinalChanges.of(decode_verified(each.header, each.data, schema)) for each in batches]
@@ -194,8 +195,11 @@ def _final_rows(definition: TableDefinition, batches: list[FoundBatch]) -> tuple
     lasts, keys = grouping.order[grouping.lasts], grouping.keys
     put = np.concatenate([each.leaves_row for each in changes])[lasts]
     values, _, _ = values_of(definition, SchemaId(schema_id), keys, put, rows, lasts)
-    stored = iter(values.to_list())
-    return keys.to_list(), [next(stored) if is_there else None for is_there in put.tolist()]
+    offsets = np.full(len(keys) + 1, values.offsets[0])
+    lengths = np.zeros(len(keys), np.int64)
+    lengths[put] = values.lengths
+    offsets[1:] += lengths.cumsum()
+    return keys, BinaryColumn(values.flat, offsets)
 
 
 class OverlayReader:

@@ -1,0 +1,96 @@
+"""A run: rows of keys in key order, as columns of bytes. Without an object for each, many rows cost little memory."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from logformat import binary_column
+from logformat.binary_column import WORD, BinaryColumn, windows
+from logformat.rows.ordering import in_order
+
+
+class Run:
+    """Rows of keys.
+
+    Attributes:
+        keys: Sorted, each once.
+        rows: Of each key, as the index stores them; empty where it was deleted.
+    """
+
+    def __init__(self, keys: BinaryColumn, rows: BinaryColumn) -> None:
+        self.keys = keys
+        self.rows = rows
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], rows: Sequence[bytes]) -> Run:
+        """A run of lists."""
+        return cls(BinaryColumn.from_list(keys), BinaryColumn.from_list(rows))
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, first: int, last: int) -> Run:
+        """The part from one place to another (exclusive), not copied."""
+        return Run(self.keys.slice(first, last), self.rows.slice(first, last))
+
+    def between(self, start: bytes, stop: bytes | None) -> Run:
+        """The part with keys from ``start`` to ``stop`` (exclusive; None for no end), not copied."""
+        low = bisect_left(self.keys, start)
+        return self.slice(low, len(self) if stop is None else bisect_left(self.keys, stop, low))
+
+    def there(self) -> Run:
+        """The part without deleted keys."""
+        live = self.rows.lengths > 0
+        if live.all():
+            return self
+        places = np.flatnonzero(live)
+        return Run(self.keys.take(places), self.rows.take(places))
+
+    def find(self, key: bytes) -> bytes | None:
+        """The row of a key, empty if it was deleted; None if the key is not in the run."""
+        common, numbers = self._numbers
+        if not key.startswith(common):
+            return None
+        number = _number(key[len(common) :][:WORD])
+        place = bisect_left(numbers, number)
+        if place == len(numbers) or numbers[place] != number:
+            return None
+        end = bisect_right(numbers, number, place)
+        if end - place > 1:
+            place = bisect_left(self.keys, key, place, end)
+        return self.rows[place] if place < end and self.keys[place] == key else None
+
+    @cached_property
+    def _numbers(self) -> tuple[bytes, memoryview]:
+        """The beginning that all keys have; and of each key the next eight bytes, as a number in the same order."""
+        keys = self.keys
+        first, last = (keys[0], keys[-1]) if len(keys) else (b"", b"")
+        length = next(
+            (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+        )
+        common = first[:length]
+        starts, left = keys.offsets[:-1] + len(common), np.minimum(keys.lengths - len(common), WORD)
+        flat = np.append(keys.flat, np.zeros(WORD, np.uint8))
+        numbers = windows(flat, WORD)[starts].view(">u8").astype(np.uint64)
+        beyond = (8 * (WORD - left)).astype(np.uint64)
+        numbers = np.where(left > 0, numbers >> (beyond % np.uint64(64)) << (beyond % np.uint64(64)), np.uint64(0))
+        return common, numbers.data
+
+
+def merged(runs: Sequence[Run]) -> Run:
+    """One run of several: of each key the row of the last run that has it."""
+    runs = [run for run in runs if len(run)] or list(runs[:1])
+    if len(runs) == 1:
+        return runs[0]
+    keys, rows = (binary_column.concatenate(columns) for columns in zip(*((r.keys, r.rows) for r in runs), strict=True))
+    order, differs = in_order(keys)
+    lasts = order[np.append(differs, True)]
+    return Run(keys.take(lasts), rows.take(lasts))
+
+
+def _number(beginning: bytes) -> int:
+    return int.from_bytes(beginning.ljust(WORD, b"\0"), "big")
