@@ -11,6 +11,8 @@ from logformat.ids import BucketId, JobId, Offset, TableId, Txid
 STORE_FILE = "STORE"
 UNFINISHED_BACKUP = "STORE.backup"
 """Name of ``STORE`` in a backup that is being made; a directory with it is no store yet."""
+BACKUP_LEADER = "STORE.leader"
+"""In a backup that is being made: the leader of the store whose files it has, as text."""
 JOURNAL = Path("meta/journal")
 UNFINISHED_JOURNAL = Path("meta/journal.tmp")
 EDIT_LOCK = Path("meta/journal/LOCK")

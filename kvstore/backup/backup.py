@@ -68,6 +68,7 @@ def back_up(runtime: StoreRuntime, path: Path, progress: Progress, files: Files 
             except StoreError:
                 if last == _TRIES - 1 or before <= runtime.catalog().tables.keys():
                     raise  # else a table was dropped meanwhile, or replaced
+        files.remove(path / paths.BACKUP_LEADER)
         files.rename(path / paths.UNFINISHED_BACKUP, path / paths.STORE_FILE)
         files.sync_directory(path)
     return done
@@ -98,9 +99,19 @@ def _room(path: Path, runtime: StoreRuntime, files: Files) -> Iterator[None]:
             files.publish(unfinished, identity)
         elif read_file(unfinished, bytes_max=store_file.STORE_BYTES_MAX) != identity:
             raise NotAStore("This is an unfinished backup of another store; choose another directory.", path=path)
+        _keep_of(runtime.catalog().leader.encode(), path, files)
         yield
     finally:
         os.close(descriptor)
+
+
+def _keep_of(leader: bytes, path: Path, files: Files) -> None:
+    """Remove what an earlier call has copied, unless it has this leader: a copy of a store goes on with other changes."""
+    known = path / paths.BACKUP_LEADER
+    if not known.exists() or read_file(known, bytes_max=store_file.STORE_BYTES_MAX) != leader:
+        for each in (paths.TABLES, paths.JOURNAL.parts[0]):
+            files.remove_tree(path / each)
+        files.publish(known, leader)
 
 
 def _copy(runtime: StoreRuntime, cut: Cut, path: Path, files: Files, progress: Progress) -> Backup:

@@ -1,9 +1,9 @@
-"""One moment of a store, held by read transactions while writing goes on.
+"""A cut of a store, held by read transactions while writing goes on: of each bucket a moment, one soon after the other.
 
-* No commit over several buckets is in some of them only: tables that have such commits are taken for the moment in
+* No commit over several buckets is in some of them only: tables that have such commits are taken for the time in
   which the transactions begin, so none is under way. So are tables of one bucket with numbered commits: of a job, the
   catalog says how far its files are loaded.
-* The catalog is as of after the moment, so it has the schema and the writer of every batch before it. It has the same
+* The catalog is as of after these moments, so it has the schema and the writer of every batch before it. It has the same
   tables, and no more commits of jobs and other named writers than the buckets have.
 """
 
@@ -29,7 +29,7 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class BucketCut:
-    """One bucket as of the moment.
+    """One bucket as of its moment.
 
     Attributes:
         end: Where its log ends.
@@ -46,7 +46,7 @@ class BucketCut:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A store as of the moment: its catalog, and all buckets of all tables."""
+    """A store as of the cut: its catalog, and all buckets of all tables."""
 
     state: CatalogState
     buckets: Mapping[Stream, BucketCut]
@@ -54,7 +54,7 @@ class Cut:
 
 @contextmanager
 def cut_of(runtime: StoreRuntime) -> Iterator[Cut]:
-    """Hold a moment of a store.
+    """Hold a cut of a store.
 
     Raises:
         StoreLocked: Another process writes a table with numbered commits, and does not hand it over.

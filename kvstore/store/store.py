@@ -463,7 +463,7 @@ class Store(AlteredTables, ReadStore):
                 does not hand it over.
             CorruptData: The store is damaged.
             StoreFull, LogFailed: The disk refuses. After this and any other error the directory is no store, and the
-                same call continues.
+                same call continues; unless all was copied, and only the last sync failed: then it is one.
         """
         self._session.check_writable()
         return back_up(self.runtime, path_of(path), progress)

@@ -447,6 +447,28 @@ def test_tables_that_were_dropped_since_an_interrupted_backup_are_not_in_it(tmp_
     assert not (tmp_path / "b/tables/1").exists()
 
 
+def test_nothing_that_was_copied_of_another_history_stays(tmp_path: Path) -> None:
+    def dies(done: int, total: int) -> None:
+        if done == total > 0:
+            raise Killed
+
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(row(1, 1))
+        store.backup(tmp_path / "other")
+        table.upsert(row(2, 2))
+        with pytest.raises(Killed):
+            back_up(store.runtime, tmp_path / "b", dies)
+    with kvstore.open(tmp_path / "other") as store:
+        store["t"].upsert(row(2, 3))
+        store.backup(tmp_path / "b")
+        truth = seen(store)
+    with kvstore.open(tmp_path / "b") as backup:
+        assert seen(backup) == truth
+        assert backup.check()
+    assert sorted(each.name for each in (tmp_path / "b").glob("STORE*")) == ["STORE"]
+
+
 def test_a_wrong_place_is_refused_and_stays(store: kvstore.Store, tmp_path: Path) -> None:
     store.create_table("t", SCHEMA, "k").upsert(row(1, 1))
     other = tmp_path / "other"
