@@ -106,7 +106,7 @@ def _room(path: Path, runtime: StoreRuntime, files: Files) -> Iterator[None]:
 
 
 def _keep_of(leader: bytes, path: Path, files: Files) -> None:
-    """Remove what an earlier call has copied, unless it has this leader: a copy of a store goes on with other changes."""
+    """Remove what an earlier call has copied, unless it has this leader: other copies of a store go on differently."""
     known = path / paths.BACKUP_LEADER
     if not known.exists() or read_file(known, bytes_max=store_file.STORE_BYTES_MAX) != leader:
         for each in (paths.TABLES, paths.JOURNAL.parts[0]):

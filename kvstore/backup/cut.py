@@ -3,8 +3,8 @@
 * No commit over several buckets is in some of them only: tables that have such commits are taken for the time in
   which the transactions begin, so none is under way. So are tables of one bucket with numbered commits: of a job, the
   catalog says how far its files are loaded.
-* The catalog is as of after these moments, so it has the schema and the writer of every batch before it. It has the same
-  tables, and no more commits of jobs and other named writers than the buckets have.
+* The catalog is as of after these moments, so it has the schema and the writer of every batch before it. It has the
+  same tables, and no more commits of jobs and other named writers than the buckets have.
 """
 
 from __future__ import annotations
