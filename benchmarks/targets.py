@@ -13,6 +13,7 @@ from benchmarks.measuring import KVSTORE, Line, Lines
 from benchmarks.peers import RawLimit, Sqlite
 from benchmarks.rows import COMPOSITE_KEYS, STRING_KEYS
 from benchmarks.works import (
+    backups,
     changes,
     disk,
     gets,
@@ -95,6 +96,8 @@ TARGETS = [
     Target(processes.SEEN_P99, 5, at_most=True),
     Target(processes.FIRST_GET_TIME, 300, at_most=True),
     Target(processes.FIRST_GET_MEMORY, 128, at_most=True),
+    Target(backups.LINE, 0.5, Sqlite.name),
+    Target(backups.WRITER.format(KVSTORE), 0.8, backups.ALONE, backups.BESIDE),
 ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from benchmarks.measuring import Work
 from benchmarks.works import (
+    backups,
     changes,
     disk,
     engines,
@@ -41,5 +42,6 @@ WORKS: dict[str, Work] = {
     "recovery": recovery.figures,
     "disk": disk.figures,
     "processes": processes.figures,
+    "backups": backups.figures,
 }
 """By the name that ``--only`` takes."""
