@@ -127,6 +127,21 @@ def test_an_empty_environment_runs_what_was_installed(
     assert "a small history of its own" in done.stdout.replace("\n", " ")
 
 
+def test_everyday_uses_work_as_they_are_written_from_the_wheel(
+    wheel: ZipFile, metadata: Message, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "environment", symlinks=True)
+    (site,) = (tmp_path / "environment").glob("lib/python*/site-packages")
+    link(closure(*(metadata.get_all("Requires-Dist") or []), "duckdb", "pandas", "polars", "pydantic"), site)
+    wheel.extractall(site)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    uses = [tmp_path / "environment/bin/python", ROOT / "examples/everyday.py"]
+    done = subprocess.run(uses, cwd=tmp_path, env=clean, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    uses_of_docs = f"`examples/everyday.py` has {len(done.stdout.splitlines())} uses"
+    assert uses_of_docs in (ROOT / "docs/everyday.md").read_text()
+
+
 MODEL_KEEPS_THE_RULES = """
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
