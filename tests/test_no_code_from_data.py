@@ -30,6 +30,7 @@ REASONS = {
     " tasks run our code anyhow, and its own protocol pickles partitions",
     ("kvstore/cli/doctor.py", "import importlib"): "find_spec of names that stand there, and versions of packages",
     ("kvstore/cli/doctor.py", "platform.system"): "the name of the system; it runs nothing",
+    ("kvstore/disk/platforms.py", "import importlib"): "find_spec of names that stand there: is a package ours",
     ("kvstore/spark/frames.py", "import importlib"): "find_spec of a name that stands there: is pandas installed",
     ("kvstore/spark/java.py", "import importlib"): "find_spec of a name that stands there: is a Java installed",
 }

@@ -67,7 +67,7 @@ def cut_of(runtime: StoreRuntime) -> Iterator[Cut]:
                 for definition in taken.values():
                     turns.enter_context(runtime.open_table(definition).commits.turn())
                 buckets = {
-                    Stream(definition.id, BucketId(bucket)): _bucket_cut(handle, held)
+                    Stream(definition.id, BucketId(bucket)): bucket_cut(handle, held)
                     for definition in runtime.catalog().tables.values()
                     for bucket, handle in enumerate(runtime.open_table(definition).handles)
                 }
@@ -88,7 +88,7 @@ def _with_commits(state: CatalogState) -> dict[TableId, TableDefinition]:
     }
 
 
-def _bucket_cut(handle: BucketHandle, held: ExitStack) -> BucketCut:
+def bucket_cut(handle: BucketHandle, held: ExitStack) -> BucketCut:
     for _ in range(_TRIES - 1):
         try:
             return _begun(handle, held)

@@ -289,7 +289,7 @@ def test_what_the_copied_index_lacks_expires_meanwhile(tmp_path: Path) -> None:
 
 def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Have something happen once a backup has the moment of its first bucket."""
-    begin, acts = cut._bucket_cut, [act]
+    begin, acts = cut.bucket_cut, [act]
 
     def began(*of: Any) -> Any:
         done = begin(*of)
@@ -297,7 +297,7 @@ def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
             acts.pop()()
         return done
 
-    monkeypatch.setattr(cut, "_bucket_cut", began)
+    monkeypatch.setattr(cut, "bucket_cut", began)
 
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
@@ -471,6 +471,7 @@ def test_nothing_that_was_copied_of_another_history_stays(tmp_path: Path) -> Non
 
 def test_a_wrong_place_is_refused_and_stays(store: kvstore.Store, tmp_path: Path) -> None:
     store.create_table("t", SCHEMA, "k").upsert(row(1, 1))
+    store.flush()
     other = tmp_path / "other"
     kvstore.open(other).close()
     (tmp_path / "full").mkdir()
