@@ -89,6 +89,14 @@ def _with_commits(state: CatalogState) -> dict[TableId, TableDefinition]:
 
 
 def bucket_cut(handle: BucketHandle, held: ExitStack) -> BucketCut:
+    """Commit a bucket and hold it as of now.
+
+    Args:
+        held: Ends the transaction.
+
+    Raises:
+        StoreError: The store was closed, or is damaged.
+    """
     for _ in range(_TRIES - 1):
         try:
             return _begun(handle, held)
