@@ -2,7 +2,8 @@
 
 * A row is never replaced in place: an entry has the offset from which on it counts, and the entry before it. So a view
   that ends earlier goes on to see what it saw, while others add entries.
-* Many rows that come together stay together, as a run with one offset: a fifth of the memory and of the time.
+* Many rows that come together stay together, as a run with one offset. That takes less than half of the memory and a
+  sixth of the time.
 * Rows are as the index stores them. None stands for a deleted row.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import threading
 from itertools import repeat
 from typing import TypeAlias
+
+import numpy as np
 
 from kvstore.memtable.run import Run, merged
 from logformat.binary_column import BinaryColumn
@@ -62,6 +65,17 @@ class Generation:
             if offset < end and (row := run.find(key)) is not None:
                 return offset, row or None, entry
         return entry
+
+    def find_all(self, keys: BinaryColumn, end: Offset) -> list[Entry | None]:
+        """Like :meth:`find`, of many keys."""
+        names, runs, entries = keys.to_list(), self._runs, self._entries
+        if not runs:
+            return [self.find(key, end) for key in names]
+        may = np.logical_or.reduce([run.may_have(keys) for _, run in runs]).tolist()
+        return [
+            self.find(key, end) if is_possible or key in entries else None
+            for key, is_possible in zip(names, may, strict=True)
+        ]
 
     def run(self, end: Offset) -> Run:
         """All rows that a view with this end sees."""

@@ -64,6 +64,14 @@ class Run:
             place = bisect_left(self.keys, key, place, end)
         return self.rows[place] if place < end and self.keys[place] == key else None
 
+    def may_have(self, keys: BinaryColumn) -> np.ndarray:
+        """Whether each key may be in the run: bool ``(n,)``. Of many keys that are not, this excludes nearly all."""
+        common, numbers = self._numbers
+        known, asked = np.asarray(numbers), _numbers_after(len(common), keys)
+        if not len(known):
+            return np.zeros(len(keys), bool)
+        return known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+
     @cached_property
     def _numbers(self) -> tuple[bytes, memoryview]:
         """The beginning that all keys have; and of each key the next eight bytes, as a number in the same order."""
@@ -72,13 +80,17 @@ class Run:
         length = next(
             (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
         )
-        common = first[:length]
-        starts, left = keys.offsets[:-1] + len(common), np.minimum(keys.lengths - len(common), WORD)
-        flat = np.append(keys.flat, np.zeros(WORD, np.uint8))
-        numbers = windows(flat, WORD)[starts].view(">u8").astype(np.uint64)
-        beyond = (8 * (WORD - left)).astype(np.uint64)
-        numbers = np.where(left > 0, numbers >> (beyond % np.uint64(64)) << (beyond % np.uint64(64)), np.uint64(0))
-        return common, numbers.data
+        return first[:length], _numbers_after(length, keys).data
+
+
+def _numbers_after(length: int, keys: BinaryColumn) -> np.ndarray:
+    """The eight bytes of each key after the first ``length``, padded with zeros, as numbers: uint64 ``(n,)``."""
+    starts = np.minimum(keys.offsets[:-1] + length, keys.offsets[1:])
+    flat = np.append(keys.flat, np.zeros(WORD, np.uint8))
+    missing = 8 * np.maximum(WORD - (keys.offsets[1:] - starts), 0).astype(np.uint64)  # bits
+    numbers = windows(flat, WORD)[starts].view(">u8").astype(np.uint64)
+    kept = missing % np.uint64(64)  # a shift by all 64 bits is not defined
+    return np.where(missing < 64, numbers >> kept << kept, np.uint64(0))
 
 
 def merged(runs: Sequence[Run]) -> Run:

@@ -68,7 +68,7 @@ class NewerView(View):
         """See :meth:`View.find`."""
         there, values = self._tree.find(keys)
         end = self._state.applied_offset
-        entries = [self._generation.find(key, end) for key in keys.to_list()]
+        entries = self._generation.find_all(keys, end)
         if not any(entries):
             return there, values
         stored = iter(values.to_list())

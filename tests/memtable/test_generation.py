@@ -41,6 +41,9 @@ def model(batches: list[Rows], end: int) -> Rows:
     since=st.integers(0, 8),
     ends=st.lists(st.integers(0, 8), min_size=1, max_size=4),
 )
+@example(
+    batches=[{KEYS[0]: b"a", KEYS[1]: None}, {KEYS[4]: b"b"}, {KEYS[4]: b"c"}], run_keys=2, since=1, ends=[1, 2, 3]
+)
 def test_views_of_any_end_have_the_rows_as_of_it(
     batches: list[Rows], run_keys: int, since: int, ends: list[int]
 ) -> None:
@@ -55,9 +58,9 @@ def test_views_of_any_end_have_the_rows_as_of_it(
         assert rows_of(run) == rows
         assert run.keys.to_list() == sorted(rows)
         assert rows_of(run.there()) == {key: row for key, row in rows.items() if row is not None}
-        for key in KEYS:
-            entry = generation.find(key, Offset(end))
+        for key, entry in zip(KEYS, generation.find_all(BinaryColumn.from_list(KEYS), Offset(end)), strict=True):
             assert (key in rows, rows.get(key)) == (entry is not None, entry and entry[1])
+            assert entry == generation.find(key, Offset(end))
         part = run.between(KEYS[2], KEYS[5])
         assert part.keys.to_list() == [key for key in sorted(rows) if KEYS[2] <= key < KEYS[5]]
         assert run.between(KEYS[5], None).keys.to_list() == [key for key in sorted(rows) if key >= KEYS[5]]
@@ -84,6 +87,7 @@ def test_a_run_finds_its_keys_and_no_others(keys: list[str], common: str, others
     assert [run.find(key) for key in stored] == rows
     for other in [each.encode() + end for each in [*others, common] for end in (b"", b"\0", b"\xff" * 9)]:
         assert run.find(other) == (rows[stored.index(other)] if other in stored else None)
+    assert run.may_have(run.keys).all()
     middle = run.slice(len(stored) // 2, len(stored))
     assert [middle.find(key) is not None for key in stored] == [
         place >= len(stored) // 2 for place in range(len(stored))
