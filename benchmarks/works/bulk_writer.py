@@ -1,6 +1,6 @@
-"""``python -m benchmarks.works.bulk_writer STORE``: a process that writes random keys until it is told to end.
+"""``python -m benchmarks.works.bulk_writer STORE``: a process that writes batches of random keys.
 
-It says when it has written the first.
+It reports the first batch, and ends after it has read a line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _BATCH_ROWS = 100_000
 
 def main() -> None:
     random, text = np.random.default_rng(1), pa.array([f"text of a row, number {n}" for n in range(_BATCH_ROWS)])
-    told = Thread(target=sys.stdin.readline)
-    told.start()
+    ended = Thread(target=sys.stdin.readline)
+    ended.start()
     with kvstore.open(sys.argv[1]) as store:
         table, is_first = store.table("t"), True
-        while told.is_alive():
+        while ended.is_alive():
             table.upsert(pa.table({"k": random.integers(0, 1 << 62, _BATCH_ROWS), "text": text}))
             if is_first:
                 print("written", flush=True)

@@ -67,16 +67,16 @@ def fill(store: kvstore.Store) -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_backup_is_the_store_as_it_was(tmp_path: Path, reads: bool) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     with kvstore.open(tmp_path / "s", **OPTIONS) as store:
         fill(store)
         store.add_replica(str(tmp_path / "r"), "r").ship()
         truth = seen(store)
-        done = store.backup(tmp_path / "b", lambda *each: told.append(each))
+        done = store.backup(tmp_path / "b", lambda *each: reported.append(each))
         assert done.ends == {name: {b: end for b, (_, end) in each.items()} for name, each in truth["offsets"].items()}
-        assert told[0][0] == 0
-        assert told[-1] == (done.bytes, done.bytes)
-        assert [each for each, _ in told] == sorted(each for each, _ in told)
+        assert reported[0][0] == 0
+        assert reported[-1] == (done.bytes, done.bytes)
+        assert [each for each, _ in reported] == sorted(each for each, _ in reported)
         store["parts"].upsert(row(1, -1))
         store.drop_table("log")
         with kvstore.open(tmp_path / "b", read_only=reads) as backup:
@@ -175,8 +175,8 @@ def test_a_backup_beside_a_process_that_writes(tmp_path: Path) -> None:
         check_whole(tmp_path / f"b{number}")
 
 
-def write_when_told(pipe: Pipe, path: Path) -> None:
-    """Writes more rows whenever it is told, and does not commit its index meanwhile."""
+def write_at_messages(pipe: Pipe, path: Path) -> None:
+    """Writes more rows at each message, and does not commit its index meanwhile."""
     with kvstore.open(path, **OPTIONS, commit_wait_ms=3_600_000, commit_idle_ms=3_600_000) as store:
         while (step := pipe.recv()) is not None:
             store["one"].upsert([row(k, step) for k in range(10)])
@@ -188,7 +188,7 @@ def test_a_backup_has_all_that_another_process_has_acknowledged(tmp_path: Path) 
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("one", SCHEMA, "k")
         store.create_table("several", SCHEMA, "k", buckets=2, compression=None)
-    with Child(write_when_told, tmp_path / "s") as child, kvstore.open(tmp_path / "s") as store:
+    with Child(write_at_messages, tmp_path / "s") as child, kvstore.open(tmp_path / "s") as store:
         for step in range(12):
             child.say(step)
             assert child.hear() == step
@@ -252,7 +252,7 @@ def test_a_snapshot_that_is_replaced_meanwhile(tmp_path: Path) -> None:
 
 
 def write_and_expire(pipe: Pipe, path: Path) -> None:
-    """Writes several segments that its index lacks; once told, commits its index and drops all but the last of them."""
+    """Writes segments that its index lacks; at a message, commits its index and drops all but the last of them."""
     options: dict[str, Any] = {**OPTIONS, "log_bytes_max": 1 << 20}
     with kvstore.open(path, **options, commit_wait_ms=3_600_000, commit_idle_ms=3_600_000) as store:
         for step in range(100):
@@ -377,16 +377,18 @@ def test_a_backup_that_is_killed_anywhere_is_refused_and_continued(tmp_path: Pat
             calls += every
 
 
-def test_a_backup_that_is_a_store_has_an_index_that_lacks_nothing(tmp_path: Path) -> None:
-    def dies(done: int, total: int) -> None:
-        if done == total > 0:
-            raise Killed
+def dies_when_copied(done: int, total: int) -> None:
+    """The progress of a backup that is killed after the last file of a table."""
+    if done == total > 0:
+        raise Killed
 
+
+def test_a_backup_that_is_a_store_has_an_index_that_lacks_nothing(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(row(1, 1))
         with pytest.raises(Killed):
-            back_up(store.runtime, tmp_path / "copied", dies)
+            back_up(store.runtime, tmp_path / "copied", dies_when_copied)
         table.upsert(row(2, 2))
         table.snapshot()
         truth = seen(store)
@@ -448,17 +450,13 @@ def test_tables_that_were_dropped_since_an_interrupted_backup_are_not_in_it(tmp_
 
 
 def test_nothing_that_was_copied_of_another_history_stays(tmp_path: Path) -> None:
-    def dies(done: int, total: int) -> None:
-        if done == total > 0:
-            raise Killed
-
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(row(1, 1))
         store.backup(tmp_path / "other")
         table.upsert(row(2, 2))
         with pytest.raises(Killed):
-            back_up(store.runtime, tmp_path / "b", dies)
+            back_up(store.runtime, tmp_path / "b", dies_when_copied)
     with kvstore.open(tmp_path / "other") as store:
         store["t"].upsert(row(2, 3))
         store.backup(tmp_path / "b")

@@ -171,7 +171,7 @@ def test_what_a_killed_writer_left_is_not_replaced(store: kvstore.Store) -> None
         def none(definition: TableDefinition) -> Iterator[tuple[BucketId, Changes]]:
             writer.say("go on")
             assert writer.hear() == "written"
-            reader.table("t").get(0)  # it knows who writes
+            reader.table("t").get(0)  # checks that the writer lives, which counts for a quarter of a second
             writer.kill()
             return iter(())
 

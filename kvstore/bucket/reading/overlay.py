@@ -270,7 +270,7 @@ class OverlayReader:
         self._overlay, self._has_rows = None, False
 
     def _is_gone(self, owner: UUID) -> bool:
-        """Whether an owner writes no more, as far as was looked; or one recovers the bucket, which may be the owner."""
+        """Whether an owner had stopped writing at the last check, or the bucket was being recovered, perhaps by it."""
         is_to_look = self._is_to_look()
         if owner == self._gone:
             return True
@@ -278,11 +278,11 @@ class OverlayReader:
             return False
         written = self._is_written()
         if written is False:
-            self._gone = owner  # for good: who takes the bucket is another owner
+            self._gone = owner  # for good: a process that takes the bucket is another owner
         return not written
 
     def _is_to_look(self) -> bool:
-        """Whether to look who writes: nothing is known yet, or the last look was a while ago."""
+        """Whether a check for a living writer is due: there was none yet, or the last one is ``LOOK_SECONDS`` old."""
         now = self._context.clock.monotonic()
         if now < self._look_next and self._overlay is not None:
             return False
