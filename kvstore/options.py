@@ -45,10 +45,11 @@ class StoreOptions:
         log_bytes_max: The oldest segments of a log are removed while the segments after them have this many bytes,
             except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
             independently.
-        commit_bytes_max: The index is committed once this many bytes wait in it,
-        commit_wait_ms: or this long after the first of them was acknowledged, or four times as long as the last commit
+        commit_bytes_max: What waits in memory is merged into the index, and committed there, once it takes this many
+            bytes,
+        commit_wait_ms: or this long after the first of it was acknowledged, or four times as long as the last merge
             took,
-        commit_idle_ms: or once nothing was written for this long, or for half as long as the last commit took.
+        commit_idle_ms: or once nothing was written for this long, or for half as long as the last merge took.
         journal_sync: When a catalog edit whose loss is harmless becomes durable: the end of a commit over several
             buckets, the progress of a consumer. ``SYNC``: at once. ``WRITE_NO_SYNC``: with the next edit. ``NO_SYNC``:
             it waits in memory for at most ``sync_interval_ms``, invisible to other processes. All other edits are
@@ -62,7 +63,7 @@ class StoreOptions:
     sync_interval_ms: int = 100
     segment_bytes_max: int = 256 << 20
     log_bytes_max: int = OFFSET_MAX
-    commit_bytes_max: int = 256 << 20
+    commit_bytes_max: int = 128 << 20
     commit_wait_ms: int = 200
     commit_idle_ms: int = 20
     journal_sync: JournalSync = "SYNC"

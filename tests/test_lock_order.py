@@ -32,7 +32,7 @@ SIGNALS = {"kvstore/process/calls.py Call._ended"}
 LMDB = "kvstore/disk/environment.py Environment.begin_write"
 JOURNAL = "kvstore/meta/journal.py Journal._mutex"
 OPENING = "kvstore/bucket/handle.py BucketHandle._opening"
-BUCKET = "kvstore/bucket/handle.py BucketHandle._lock"
+TURN = "kvstore/bucket/turn.py Turn._changing"
 GATE = "kvstore/bucket/committer.py Committer._gate"
 COMMITS = "kvstore/bucket/commit_lock.py CommitLock._threads"
 RUNTIMES = "kvstore/store/runtime.py _runtimes_mutex"
@@ -248,7 +248,7 @@ def test_locks_are_taken_in_the_order_of_the_page(recorder: Recorder, tmp_path: 
         shorter = {each: number for each, number in order.items() if each != name}
         assert f"the page lacks {name}" in list(faults(recorder, shorter))
     # Those that the page explains were seen.
-    assert {(JOURNAL, LMDB), (OPENING, GATE), (GATE, BUCKET), (RUNTIMES, OPENING), (COMMITS, JOURNAL)} <= recorder.edges
+    assert {(JOURNAL, LMDB), (OPENING, GATE), (GATE, TURN), (RUNTIMES, OPENING), (COMMITS, JOURNAL)} <= recorder.edges
     assert all((JOURNAL, name) not in recorder.edges for name in order if "/replica/" in name)
 
 
@@ -260,7 +260,7 @@ def test_the_page_lists_every_lock_of_the_source(order: dict[str, int]) -> None:
 def test_a_lock_under_itself_is_a_fault(order: dict[str, int]) -> None:
     """Two buckets have each a lock of one name; no thread takes both."""
     recorder = Recorder()
-    first, second = Lock(threading.Lock(), BUCKET, recorder), Lock(threading.Lock(), BUCKET, recorder)
+    first, second = Lock(threading.Lock(), TURN, recorder), Lock(threading.Lock(), TURN, recorder)
     with first, second:
         pass
-    assert list(faults(recorder, order)) == [f"{BUCKET} is taken under {BUCKET}"]
+    assert list(faults(recorder, order)) == [f"{TURN} is taken under {TURN}"]

@@ -73,7 +73,7 @@ def test_no_private_name_is_used_from_outside() -> None:
     "line",
     [
         "table._handles.clear()",
-        "committer.index._transaction.get(b'')",
+        "committer.memtable.index._transaction.get(b'')",
         "from kvstore.table.open_table import _run",
         "monkeypatch.setattr(WritePath, '_merge', None)",
         "mock.patch('kvstore.bucket.write_path.WritePath._merge')",

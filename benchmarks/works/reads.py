@@ -110,5 +110,5 @@ def _got(table: kvstore.Table, codes: list[bytes]) -> list[bytes]:
 def _through_the_cursor(table: kvstore.Table) -> int:
     engine = table.bucket(0).handle.engine
     assert engine is not None
-    with engine.committer.index.environment.read() as transaction, transaction.cursor() as cursor:
+    with engine.committer.memtable.index.environment.read() as transaction, transaction.cursor() as cursor:
         return sum(1 for _ in cursor)

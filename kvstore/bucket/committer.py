@@ -1,21 +1,18 @@
 """Group commit: one thread for each bucket being written, which applies, syncs and commits.
 
 Theory of operation. Callers put requests into a queue and wait for their answers. The thread takes what waits as one
-group: it applies each request to the index's open LMDB transaction, appends their batches to the log, syncs the log
-once, and answers all of them. The log is the truth from that moment on. The transaction stays open over many groups; it
-is committed by time, by size, and by a flush, and whatever it loses is replayed from the log.
+group: it applies each request to the memtable, appends their batches to the log, syncs the log once, publishes the
+rows, and answers all callers. The log is the truth from that moment on. The memtable is merged into the index by time,
+by size, and by a flush; whatever it loses is replayed from the log.
 
-* From the first change of a group until its sync the bucket's lock is held, so no reader sees a row through the open
-  transaction before it is acknowledged.
-* A caller that finds the bucket idle, and the transaction open, does its few rows itself: two switches between threads
-  cost more than the rows. It has the turn meanwhile (:mod:`kvstore.bucket.turn`). The thread alone begins, commits and
-  aborts the transaction, and does whatever else there is to do.
-* A group whose requests fail for a reason other than their own content leaves the index as the log has it. If damage
-  was found, requests are tried one by one, so that only those that touch it fail; otherwise all get the same error.
+* A caller that finds the bucket idle does its few rows itself: two switches between threads cost more than the rows. It
+  has the turn meanwhile (:mod:`kvstore.bucket.turn`).
+* A group whose requests fail for a reason other than their own content changes nothing. If damage was found, requests
+  are tried one by one, so that only those that touch it fail; otherwise all get the same error.
 * A part of a commit over several buckets is applied, and then the bucket waits until the commit is decided. A decided
   batch that the bucket lacks is appended before anything else.
-* The thread ends if something acknowledged without waiting for the disk is lost, if the index can't be brought back to
-  what the log holds, or if the store's directory was replaced.
+* The thread ends if something acknowledged without waiting for the disk is lost, if the memtable can't be brought back
+  to what the log holds, or if the store's directory was replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,12 +35,12 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
-from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
     LogFailed,
+    OutOfAddressSpace,
     StoreClosed,
     StoreError,
     StoreFull,
@@ -92,14 +89,13 @@ class Committer:
     """The thread that writes one bucket.
 
     Args:
-        path: Used in a turn only, the committer's or a caller's, but for reads under ``lock``.
-        lock: The bucket's lock.
+        path: Used in a turn only, the committer's or a caller's.
         gate: Held while the index grows: no transaction of this process may be open meanwhile.
         changed: Called when the log continues in a new segment, or the table has another definition.
 
     Attributes:
-        index: The index; reads need the bucket's lock while changes are uncommitted.
-        all_committed: Whether the last commit of the index has everything acknowledged, so that a read needs no lock.
+        memtable: What is acknowledged, for every reader.
+        turn: The turn to change the bucket.
         durable_state: State of the bucket with every change that is acknowledged and durable: what others see.
     """
 
@@ -107,16 +103,16 @@ class Committer:
         self,
         path: WritePath,
         context: BucketContext,
-        lock: threading.Lock,
         gate: ReadGate,
         changed: Callable[[], None],
     ) -> None:
         self._path = path
-        self.index = path.index
+        path.grow = self._grow
+        self.memtable = path.memtable
         self._log = LogFiles(context.place.log, context.place.identity, context.files)
         self._context = context
         self._catalog = context.catalog
-        self._turn = Turn(lock)
+        self.turn = Turn()
         self._options = context.options
         self._clock = context.clock
         self._meter = context.meter
@@ -124,13 +120,13 @@ class Committer:
         self._changed = changed
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None wakes the thread
         self._gate = threading.Lock()
-        self.all_committed = not path.index.writing
         self.durable_state = path.state
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._submitted = self._settled = 0
         self._broken = LogFailed("A write of the bucket ended on an error; reopen the store.")
         self._prepared: Now | None = None
+        self._is_pressed = False  # the memtable must not grow
         self._together = 1
         self._applied_first = self._applied_last = 0.0
         self._plan(0.0)
@@ -140,8 +136,8 @@ class Committer:
 
     @property
     def state(self) -> IndexState:
-        """State of the index with every acknowledged change; needs the bucket's lock."""
-        return self._path.state
+        """State of the bucket with every acknowledged change."""
+        return self.memtable.published.state
 
     @property
     def queued(self) -> int:
@@ -151,7 +147,7 @@ class Committer:
     @property
     def waiting(self) -> int:
         """Number of requests that wait or are being applied."""
-        return len(self._in_hand) + self.queued + self._turn.is_callers
+        return len(self._in_hand) + self.queued + self.turn.is_callers
 
     def check(self) -> None:
         """Refuse once the thread has ended.
@@ -183,9 +179,9 @@ class Committer:
         self._queue.put(item)
 
     def flush(self) -> None:
-        """Commit everything acknowledged before, so that every process sees it."""
-        if self.all_committed:
-            return  # each scan flushes, and two changes of threads take as long as a short scan
+        """Merge everything acknowledged before into the index."""
+        if self.memtable.is_merged:
+            return  # two changes of threads take as long as a short scan
         request = _Flush()
         self.submit(request)
         answer_of(request.answer)
@@ -232,10 +228,9 @@ class Committer:
         except (LogFailed, StoreReplaced) as error:
             ended = error
         finally:
-            # However the thread ended, no caller may wait for ever for it or for its transaction.
-            with self._gate, self._turn.taken():
-                self._ended, self.all_committed, self._turn.left = ended, False, False
-                self._path.index.abort()
+            # However the thread ended, no caller may wait for ever for it.
+            with self._gate, self.turn.taken():
+                self._ended = ended
             waiting: list[Item] = [*self._in_hand]
             while not self._queue.empty():
                 waiting += filter(None, [self._queue.get()])
@@ -264,7 +259,7 @@ class Committer:
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
-        if self._turn.left:
+        if self.turn.left:
             with self._turn_taken():
                 pass
         if goes_on and self._due():
@@ -293,15 +288,10 @@ class Committer:
 
     def _commit_group(self, group: Sequence[Submitted]) -> None:
         began = self._meter.append.now()
-        outcomes = None
-        while outcomes is None:
-            outcomes = self._attempt(partial(self._apply, group))
+        outcomes = self._attempt(partial(self._apply, group))
         if isinstance(outcomes, StoreError):
             failure = outcomes
             if len(group) > 1 and isinstance(failure, CorruptData):
-                # Committed first, so that each failing request causes only a short replay.
-                with suppress(StoreFull):
-                    self._commit()
                 for request in group:
                     self._commit_group([request])
                 return
@@ -323,9 +313,9 @@ class Committer:
     def _done_here(self, request: Submitted) -> bool:
         """Do what the thread does with a group of one request; False if the thread has to."""
         # After a group of several, callers are likely to send together again.
-        if self._together > 1 or _stack_is_short() or not self._turn.take():
+        if self._together > 1 or _stack_is_short() or not self.turn.take():
             return False
-        turn = self._turn
+        turn = self.turn
         try:
             if not self._is_idle():
                 return False
@@ -335,14 +325,14 @@ class Committer:
             turn.end = self._broken
             self._append_all(outcomes)
             turn.left, turn.end = False, None
-        except (lmdb.Error, StoreError) as error:
-            turn.end = error if isinstance(error, StoreError) and self._is_end(error) else None
-            if turn.end is not None or isinstance(error, lmdb.Error):
-                return False  # the thread ends, or tries again
+        except StoreError as error:
+            turn.end = error if self._is_end(error) else None
+            if turn.end is not None:
+                return False  # the thread ends
             outcomes = [(request, error)]
         finally:
             if turn.left:
-                self._queue.put(None)
+                self._queue.put(None)  # the thread restores the memtable, or ends
             turn.give_back()
         self._answer(outcomes)
         self._meter.append.since(began)
@@ -350,8 +340,9 @@ class Committer:
 
     def _is_idle(self) -> bool:
         """Whether a request can be applied next, and the thread has nothing to do before."""
-        # A transaction of LMDB is begun and ended by one thread, the committer's; between, others may use it.
-        if self._settled != self._submitted or self._ended is not None or not self._path.index.writing or self._due():
+        if self._settled != self._submitted or self._ended is not None:
+            return False
+        if self.turn.left or self._is_pressed or self._due():
             return False
         try:
             now = self._catalog.now()
@@ -361,51 +352,42 @@ class Committer:
 
     @contextmanager
     def _turn_taken(self) -> Iterator[None]:
-        """The thread's turn, with the index as the log has it.
+        """A turn, with the memtable as the log has it.
 
         Raises:
             StoreError: Nothing more can be written to the bucket.
         """
-        with self._turn.taken():
-            if self._turn.left:
-                if self._turn.end is not None:
-                    raise self._turn.end
+        with self.turn.taken():
+            if self.turn.left:
+                if self.turn.end is not None:
+                    raise self.turn.end
                 self._restore()
-                self._turn.left = False
+                self.turn.left = False
             yield
 
     def _is_end(self, error: StoreError) -> bool:
         """Whether an error means that nothing more can be written to the bucket."""
         return isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost)
 
-    def _attempt(self, work: Callable[[], T]) -> T | StoreError | None:
+    def _attempt(self, work: Callable[[], T]) -> T | StoreError:
         """Do work on the bucket; this is the only place that decides what an error means.
 
         Returns:
-            The result; or why the work failed, and then it had no effect; or None if it is to be tried again.
+            The result; or why the work failed, and then it had no effect.
 
         Raises:
             StoreReplaced, LogFailed: Nothing more can be written to the bucket.
         """
         try:
-            self._catalog.check_leads()  # not under the lock: readers of the bucket do not wait for an answer
+            self._catalog.check_leads()  # not in the turn: callers do not wait for an answer
         except StoreError as error:
             return error
         with self._turn_taken():
-            self.all_committed = False
             try:
+                if self._is_pressed or self.memtable.published.size >= self._options.commit_bytes_max:
+                    self._merge()  # the last one failed
                 self._prepare()
-                done = work()
-                self.all_committed = not self._path.index.writing
-                return done
-            except lmdb.MapFullError:
-                return self._grow()
-            except lmdb.MemoryError as error:
-                self._restore()
-                return shortage(self._context.place.index, error)
-            except lmdb.Error as error:
-                self._restore()
-                return CorruptData("The index can't be used; run `kvstore check`.", reason=str(error))
+                return work()
             except StoreError as error:
                 if self._is_end(error):
                     raise
@@ -413,28 +395,21 @@ class Committer:
                 return error
 
     def _restore(self) -> None:
-        """Restore the index to the content of the log.
+        """Restore the memtable to the content of the log.
 
         Raises:
-            LogFailed: The index can't be restored; nothing more may be written until the bucket is opened again.
+            LogFailed: It can't be restored; nothing more may be written until the bucket is opened again.
         """
         try:
             self._path.restore(self._log)
-        except (StoreError, OSError, lmdb.Error) as error:
+        except (StoreError, OSError) as error:
             raise LogFailed(
-                "The index can't be brought back to what the log holds; reopen the store.", reason=str(error)
+                "The memtable can't be brought back to what the log holds; reopen the store.", reason=str(error)
             ) from error
 
-    def _grow(self) -> StoreError | None:
-        failure = None
-        self._path.index.abort()
-        try:
-            with self._index_gate.growing():
-                self._path.index.grow()
-        except StoreFull as error:
-            failure = error
-        self._restore()
-        return failure
+    def _grow(self) -> None:
+        with self._index_gate.growing():
+            self.memtable.index.grow()
 
     def _prepare(self) -> None:
         now = self._catalog.now()  # it has the schemas of all that is staged
@@ -453,11 +428,8 @@ class Committer:
         self._prepared = now
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
-        is_first = not self._path.index.writing
         outcomes = self._applied(group)
         self._append_all(outcomes)
-        if is_first:
-            self._applied_first = self._applied_last
         return outcomes
 
     def _applied(self, group: Sequence[Submitted]) -> Outcomes:
@@ -472,26 +444,28 @@ class Committer:
     def _append(self, done: Sequence[Applied], *, durable: bool) -> None:
         batches = [each.batch for each in done if each.batch is not None]
         if batches:
+            is_first = self.memtable.is_merged
             self._path.log.append(batches, durable=durable)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
+            self._path.publish()
+            self._applied_last = self._clock.monotonic()
+            if is_first:
+                self._applied_first = self._applied_last
+                if self.turn.is_callers:
+                    self._queue.put(None)  # the thread waits without a deadline
         if durable:
             self.durable_state = self._path.state
-        self._applied_last = self._clock.monotonic()
 
     # Commits over several buckets
 
     def _settle(self) -> None:
-        outcomes = None
-        while outcomes is None:
-            outcomes = self._attempt(partial(self._apply, ()))
+        outcomes = self._attempt(partial(self._apply, ()))
         if isinstance(outcomes, StoreError):
             raise outcomes
 
     def _take_part(self, prepared: Prepared) -> None:
-        outcome = None
-        while outcome is None:
-            outcome = self._attempt(partial(self._apply_part, prepared))
+        outcome = self._attempt(partial(self._apply_part, prepared))
         if isinstance(outcome, StoreError):
             for answer in (prepared.ready, prepared.answer):
                 if not answer.done():
@@ -517,8 +491,8 @@ class Committer:
     # Commits
 
     def _deadline(self) -> float | None:
-        """When the index must be committed even without a request, in seconds of the clock."""
-        if not self._path.index.writing:
+        """When the memtable must be merged even without a request, in seconds of the clock."""
+        if self.memtable.is_merged:
             return None
         return min(self._applied_first + self._wait, self._applied_last + self._idle)
 
@@ -535,39 +509,33 @@ class Committer:
         deadline = self._deadline()
         if deadline is None:
             return False
-        return deadline <= self._clock.monotonic() or self._path.index.dirty_bytes() >= self._options.commit_bytes_max
+        return deadline <= self._clock.monotonic() or self.memtable.published.size >= self._options.commit_bytes_max
 
     def _commit(self) -> None:
         with self._turn_taken():
-            if not self._path.index.writing:
-                return
-            began = self._clock.monotonic()
-            if began - self._readers_checked >= READER_CHECK_SECONDS:
-                self._readers_checked = began
-                self._path.index.release_dead_readers()
-            while self._path.index.writing:
-                try:
-                    self._path.commit()
-                except lmdb.MapFullError:
-                    failure = self._grow()
-                    if failure is not None:
-                        raise failure from None
-                except StoreFull:
-                    self._restore()
-                    raise
-                except lmdb.Error as error:
-                    self._restore()
-                    raise write_refusal(error, self._context.place.index) from error
-            self.all_committed = True
-            self.durable_state = self._path.state
-            self._plan(self._clock.monotonic() - began)
-            self._meter.commit.since(began)
+            if not self.memtable.is_merged:
+                self._merge()
+
+    def _merge(self) -> None:
+        began = self._clock.monotonic()
+        if began - self._readers_checked >= READER_CHECK_SECONDS:
+            self._readers_checked = began
+            self.memtable.index.release_dead_readers()
+        try:
+            self._path.commit()
+        except lmdb.Error as error:
+            raise write_refusal(error, self._context.place.index) from error
+        self._is_pressed = False
+        self.durable_state = self._path.state
+        self._plan(self._clock.monotonic() - began)
+        self._meter.commit.since(began)
 
     def _commit_in_time(self) -> None:
         try:
             self._commit()
-        except StoreFull:
-            # The log has everything, on disk or in memory; until there is space, other processes wait longer.
+        except StoreFull as error:
+            # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
+            self._is_pressed = isinstance(error, OutOfAddressSpace)
             self._applied_first = self._applied_last = self._clock.monotonic()
 
     def _answer_flush(self, request: _Flush) -> bool:

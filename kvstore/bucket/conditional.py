@@ -40,7 +40,7 @@ def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
     if isinstance(request, SmallConditional) and request.writes is small_writes(definition):
         (code,) = request.keys
-        stored = path.index.value(code)
+        stored = path.memtable.pending_value(code)
         if stored is None or request.writes.rows.hash_of(code, stored) is not None:
             try:
                 operation = request.operation_on(stored)
@@ -53,7 +53,7 @@ def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
         return SchemaMismatch(
             "Columns were renamed and added since this write began; repeat it.", table=definition.name
         )
-    there = [(key, value) for key, value in zip(request.keys, path.index.get(request.keys), strict=True) if value]
+    there = [(key, value) for key, value in zip(request.keys, path.memtable.get(request.keys), strict=True) if value]
     keys, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
     rows, _ = layout_of(known).decode_found(keys, values)
     try:

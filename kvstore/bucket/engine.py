@@ -6,8 +6,6 @@ ever acknowledged, or decided by a commit over several buckets, is in it.
 
 from __future__ import annotations
 
-import threading
-
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.maintenance import Maintenance
@@ -26,10 +24,6 @@ from logformat import paths
 class BucketEngine:
     """The engine of a bucket whose lock this process holds.
 
-    Args:
-        lock: The bucket's lock within the process: readers of the open transaction hold it, and so does the committer
-            from a group's first change to its fsync.
-
     Attributes:
         committer: Applies, syncs and commits.
         maintenance: Takes snapshots and lets expired segments go.
@@ -39,14 +33,14 @@ class BucketEngine:
         StoreFull, LogFailed: The disk refuses.
     """
 
-    def __init__(self, context: BucketContext, lock: threading.Lock) -> None:
+    def __init__(self, context: BucketContext) -> None:
         context.catalog.show_last_commit()  # it may be of a process that wrote the bucket and died
         place = context.place
         with refusals(place.directory):
             path = open_for_writing(place, context.catalog.definition(), context.options, context.files, context.clock)
         gate = ReadGate()
-        self.committer = Committer(path, context, lock, gate, lambda: self.maintenance.begin())
-        self.maintenance = Maintenance(context, path.index, self.committer.flush, gate)
+        self.committer = Committer(path, context, gate, lambda: self.maintenance.begin())
+        self.maintenance = Maintenance(context, path.memtable.index, self.committer.flush, gate)
         if context.catalog.writers().commits:
             try:
                 self.committer.settle()

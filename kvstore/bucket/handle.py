@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -16,7 +16,7 @@ from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.errors import OffsetOutOfRange, StoreClosed, UnsupportedOperation
+from kvstore.errors import OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
@@ -31,6 +31,9 @@ from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import EXPIRY_MS
+
+OVERLAID_ROWS_MAX = 4096
+"""A scan has more rows than this merged into the index first: they are read from its pages faster."""
 
 T = TypeVar("T")
 
@@ -55,12 +58,10 @@ class BucketHandle:
         self._files = context.files
         self._clock = context.clock
         self._ownership = BucketOwnership(context.place.directory, context.files, context.clock)
-        # Taken before the bucket's lock, never within it; held while the index, the engine or the state changes.
-        self._opening = threading.Lock()
-        self._lock = threading.Lock()
+        self._opening = threading.Lock()  # held while the index, the engine or the state changes
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
-        self._reader = BucketReader(context, self._ownership, self._lock, read_only, lambda: readers.add(self))
+        self._reader = BucketReader(context, self._ownership, read_only, lambda: readers.add(self))
 
     @property
     def identity(self) -> LogIdentity:
@@ -75,7 +76,7 @@ class BucketHandle:
     def _back_offset(self) -> Offset:
         engine = self._engine
         if engine is not None:
-            return engine.committer.state.back_offset  # without the bucket's lock, which the caller may hold
+            return engine.committer.state.back_offset
         return self.committed().back_offset
 
     def submit(self, request: Submitted, *, waits: bool = True, here: bool = False) -> None:
@@ -111,7 +112,7 @@ class BucketHandle:
         self._writer().committer.settle()
 
     def flush(self) -> None:
-        """Commit everything acknowledged, so that every process sees it."""
+        """Merge everything acknowledged into the index."""
         engine = self._engine
         if engine is not None:
             try:
@@ -135,43 +136,35 @@ class BucketHandle:
 
     @contextmanager
     def latest(self) -> Iterator[View]:
-        """A view of every acknowledged change; for short reads, because the bucket's writer waits meanwhile."""
-        while True:
-            engine = self._engine
-            if engine is None:
-                with self._view() as view:
-                    yield view
-                return
-            with self._lock:
-                if not self._ended(engine):
-                    index = engine.committer.index
-                    with index.written_view() if index.writing else index.view() as view:
-                        yield view
-                    return
+        """A view of every acknowledged change, for short reads."""
+        with self._view(Index.view) as view:
+            yield view
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""
         while True:
-            if (engine := self._engine) is not None and not engine.committer.all_committed:
-                with self._lock:
-                    if self._ended(engine):
-                        continue
-                    return engine.committer.index.value(key)
-            index, newer = self.ready_for(key) if engine is None else (engine.committer.index, None)
+            if (engine := self._engine) is not None:
+                try:
+                    engine.committer.check()
+                    return engine.committer.memtable.value(key)
+                except StoreClosed:
+                    if not self._gave_up(engine):
+                        raise
+                    continue
+            index, newer = self.ready_for(key)
             if newer is not None:
                 return newer[1]
             try:
-                return index.environment.get(key)  # an engine may have come, whose changes need the bucket's lock
+                return index.environment.get(key)
             except StoreClosed:
-                if not (self._was_closed(index) or self._gave_up(engine)):
+                if not self._was_closed(index):
                     raise
 
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""
         while (engine := self._engine) is not None:
-            with self._lock:
-                if not self._ended(engine):
-                    return engine.committer.state
+            if not self._ended(engine):
+                return engine.committer.state
         return self.committed()
 
     def committed(self) -> IndexState:
@@ -225,7 +218,12 @@ class BucketHandle:
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """A view of every change acknowledged until now; writing goes on."""
-        self.flush()
+        engine = self._engine
+        if self._options.durability != "sync":
+            self.flush()  # its changes are in the log for other processes, too
+        elif engine is not None and len(engine.committer.memtable.published.rows) > OVERLAID_ROWS_MAX:
+            with suppress(StoreFull):  # they are read all the same
+                self.flush()
         scan = object()
         self._scans[scan] = self._clock.now_ms()
         try:
@@ -315,7 +313,7 @@ class BucketHandle:
     def swap_index(self, engine: BucketEngine) -> CompactedIndex | None:
         """Continue with the compacted copy; None if there is none, or if the log after it has expired."""
         self._ownership.recover_again()  # the copy has less than the index had
-        old, self._engine = engine.committer.index, None
+        old, self._engine = engine.committer.memtable.index, None
         done = None
         old.share()  # for scans
         try:
@@ -325,7 +323,7 @@ class BucketHandle:
                 done = swap(self.place.directory, self._files)
             else:
                 discard(self.place.directory, self._files)
-            self._engine = BucketEngine(self._context, self._lock)
+            self._engine = BucketEngine(self._context)
             self._ownership.recovered()
             self._engine.maintenance.begin()
         except BaseException:
@@ -446,7 +444,7 @@ class BucketHandle:
                     commits = waits and self._context.commit_lock.held_elsewhere()
                 if self._engine is None and self._ownership.try_take():
                     try:
-                        engine = BucketEngine(self._context, self._lock)
+                        engine = BucketEngine(self._context)
                         engine.begin()
                     except BaseException:
                         self._ownership.stop()
@@ -478,12 +476,23 @@ class BucketHandle:
         return self._engine is not engine
 
     @contextmanager
-    def _view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
-        """A view of the last commit of this process, or of all that another one has published."""
+    def _view(self, kind: Callable[[Index], AbstractContextManager[View]]) -> Iterator[View]:
+        """A view of everything that is acknowledged here, or of all that another process has published."""
         while True:
+            if (engine := self._engine) is not None:
+                with ExitStack() as stack:
+                    try:
+                        engine.committer.check()
+                        view = stack.enter_context(engine.committer.memtable.view(kind))
+                    except StoreClosed:
+                        if not self._gave_up(engine):
+                            raise
+                        continue
+                    yield view
+                return
             with self._index_view(kind) as (index, view):
                 try:
-                    newer = self._newer(index, view)
+                    newer = self._newer(view)
                 except OffsetOutOfRange:
                     # The log has expired up to a later commit, since the view was opened.
                     if index.committed_state() == view.state():
@@ -505,11 +514,10 @@ class BucketHandle:
                         raise
             yield index, view
 
-    def _newer(self, index: Index, view: View) -> View:
+    def _newer(self, view: View) -> View:
         with self._opening:
-            if self._engine is not None and self._engine.committer.index is index:
-                return view
-            return self._reader.newer(view)
+            # A bucket that is taken for writing has everything in its index at first.
+            return view if self._engine is not None else self._reader.newer(view)
 
     def ready_for(self, key: bytes) -> tuple[Index, Entry | None]:
         """The index, and what the log has of a key that the index lacks."""
@@ -538,7 +546,7 @@ class BucketHandle:
     def reader(self) -> Index:
         """The index, to read its last commit."""
         with self._opening:
-            index = self._reader.ready() if self._engine is None else self._engine.committer.index
+            index = self._reader.ready() if self._engine is None else self._engine.committer.memtable.index
         return self._opened_reader() if index is None else index
 
     @uninterrupted
@@ -551,5 +559,5 @@ class BucketHandle:
     def _reading(self) -> Index:
         self._ownership.check_open()
         if self._engine is not None:  # taken since the caller checked
-            return self._engine.committer.index
+            return self._engine.committer.memtable.index
         return self._reader.opened()

@@ -1,20 +1,20 @@
-"""The write path of one bucket: it checks a request, applies it to the index, and encodes its batch for the log.
+"""The write path of one bucket: it checks a request, applies it to the memtable, and encodes its batch for the log.
 
 Theory of operation. A request first passes the checks of its writer's epoch and sequence; a duplicate gets its first
-answer. Where whole rows replace the stored ones, one pass over the index's open LMDB transaction stores the new rows
-and returns the old ones. Otherwise the table's engine merges the request into the stored rows, and the index changes
-last. The change records of the request become one batch, which the committer appends to the log.
+answer. Then its rows are merged with those that are there, which the memtable finds, in itself or in the index. The
+change records of the request become one batch, which the committer appends to the log. Until then the new rows are
+pending in the memtable; then they are published.
 
-* Requests of a group take effect one after the other, even where one pass over the index serves several of them.
-* A refused request leaves the index as it was.
-* The index holds the changes of the log before ``applied_offset``; uncommitted ones can be replayed from the log.
+* Requests of a group take effect one after the other, even where one pass serves several of them.
+* A refused request changes nothing.
+* Nothing here writes the index but the merge of the memtable into it. What it lacks can be replayed from the log.
 * One thread at a time uses the write path: recovery's, then the one that has the bucket's turn
   (:mod:`kvstore.bucket.turn`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import compress
@@ -39,6 +39,7 @@ from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
@@ -50,7 +51,6 @@ from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
-from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import Offset, WriterId
 from logformat.log.batch import (
@@ -73,7 +73,7 @@ COMPRESSED_RECORDS_MIN = 4096
 """A smaller batch is not compressed: to begin would take longer than to write what it saves."""
 
 REPLAY_BYTES_MAX = 256 << 20
-"""While changes are replayed, the index is committed when this much waits in it."""
+"""While changes are replayed, the memtable is merged when it takes this much."""
 
 REPLAY_TOGETHER_BYTES_MAX = 64 << 20
 """Batches with up to this many bytes of rows that they leave are replayed together."""
@@ -100,12 +100,15 @@ class WritePath:
         definition: The table.
 
     Attributes:
+        memtable: What the log has and the index lacks.
+        grow: Enlarges the map of the index.
         named: Named writers, as the catalog has them.
     """
 
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
         self._clock = clock
-        self.index = index
+        self.memtable = Memtable(index)
+        self.grow: Callable[[], None] = index.grow
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
@@ -121,7 +124,7 @@ class WritePath:
 
     @property
     def state(self) -> IndexState:
-        """State of the index, including uncommitted changes."""
+        """State of the bucket with the changes that are pending."""
         return self._state
 
     def has(self, commit: OpenCommit) -> bool:
@@ -136,8 +139,7 @@ class WritePath:
         """Apply requests in order, as :meth:`apply` does; many in one pass where the result is the same.
 
         Raises:
-            CorruptData: A stored row is damaged; :meth:`restore` the index.
-            lmdb.Error: The index is full or failed; :meth:`restore` it.
+            CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         outcomes: list[Outcome] = list(self._begin_small(given))
         requests = [each.request() if isinstance(each, SmallRequest) else each for each in given[len(outcomes) :]]
@@ -159,7 +161,7 @@ class WritePath:
         return outcomes
 
     def apply(self, request: Request, *, decided: bool = False) -> Applied:
-        """Apply a request to the index and encode its batch; the committer appends it later.
+        """Apply a request to the memtable and encode its batch; the committer appends it later.
 
         Args:
             decided: Whether it belongs to a decided commit, which is valid even if the writer was fenced since.
@@ -167,8 +169,7 @@ class WritePath:
         Raises:
             OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`. Nothing was changed.
             InvalidRequest: Its content is refused. Nothing was changed.
-            CorruptData: A stored row is damaged; :meth:`restore` the index.
-            lmdb.Error: The index is full or failed; :meth:`restore` it.
+            CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         timestamp = self._now_ms()
         seen = self._seen(request, timestamp, decided=decided)
@@ -178,54 +179,51 @@ class WritePath:
         encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)
 
+    def publish(self) -> None:
+        """Publish what was applied; its batches are in the log."""
+        self.memtable.publish(self._state)
+
     def commit(self) -> None:
-        """Make the log and the index durable up to the same offset.
+        """Make the log durable, and merge what is published into the index.
 
         Raises:
             LogFailed: See :meth:`Log.sync`.
-            StoreFull, lmdb.Error: See :meth:`Index.commit`; :meth:`restore` the index.
+            StoreFull, lmdb.Error: See :meth:`Index.commit` and :attr:`grow`. The memtable is as it was.
         """
         self.log.sync()
-        self._commit_index()
+        self._merge_memtable()
 
     def roll(self) -> None:
         """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""
         self.log.roll(self._writers.snapshot(self.log.end.offset))
 
     def close(self) -> None:
-        """Close the log and the index; uncommitted changes can be replayed."""
+        """Close the log and the index; what is not merged can be replayed."""
         self.log.close()
-        self.index.close()
+        self.memtable.index.close()
 
     def restore(self, log: LogFiles) -> None:
-        """Restore the index to the content of the log, after an error.
+        """Restore the memtable to the content of the log, after an error.
 
         Raises:
-            StoreFull, CorruptBatch: See :meth:`catch_up`. The index does not match the log.
-            lmdb.Error: The index can't be used.
+            CorruptBatch: See :meth:`catch_up`. The memtable does not match the log.
         """
-        self.index.abort()
         self._load()
         self.catch_up(log)
 
     def catch_up(self, log: LogFiles) -> None:
-        """Replay into the index the changes of the log that it lacks; nothing is merged again.
+        """Replay the changes of the log that are not here; nothing is merged again.
 
         Raises:
             StoreFull: The index can't grow.
             CorruptBatch: The log is damaged.
         """
-        while self._state.applied_offset < self.log.trusted_end:
-            try:
-                found = log.batches(self._state.applied_offset, self.log.durable.offset)
-                self._replay_all((each.header, each.data) for each in found)
-                # After a failed sync, the rest may be in no file.
-                unsynced = self.log.unsynced(self._state.applied_offset)
-                self._replay_all((decode_header(data), data) for data in unsynced)
-            except lmdb.MapFullError:
-                self.index.abort()
-                self.index.grow()
-                self._load()
+        if self._state.applied_offset < self.log.trusted_end:
+            found = log.batches(self._state.applied_offset, self.log.durable.offset)
+            self._replay_all((each.header, each.data) for each in found)
+            # After a failed sync, the rest may be in no file.
+            unsynced = self.log.unsynced(self._state.applied_offset)
+            self._replay_all((decode_header(data), data) for data in unsynced)
 
     def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
         """Replay batches of the log, many in one pass: only the last change of each key is stored."""
@@ -256,16 +254,23 @@ class WritePath:
         if self.definition.primary_key is None:
             effect = Effect(sum(batch.record_count for batch in batches))
         else:
-            effect = replay(self.index, self.definition, batches[0].schema_id, changes)
+            effect = replay(self.memtable, self.definition, batches[0].schema_id, changes)
         self._note(batches, effect)
+        self.publish()
         # Little is not durable, and the sync may be what failed.
-        if self.index.dirty_bytes() >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
-            self._commit_index()
+        if self.memtable.published.size >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
+            self._merge_memtable()
 
-    def _commit_index(self) -> None:
+    def _merge_memtable(self) -> None:
         end = self.log.durable
-        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        self.index.commit(self._state)
+        state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        while True:
+            try:
+                self.memtable.merge(state)
+                break
+            except lmdb.MapFullError:
+                self.grow()
+        self._state = state
 
     def _now_ms(self) -> int:
         """Commit timestamp of a batch that is applied now.
@@ -324,13 +329,13 @@ class WritePath:
         for request in requests:
             timestamp = self._now_ms()
             is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
-            if not is_new or (merged := merge_small(writes, request, self.index.value)) is None:
+            if not is_new or (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
                 return
             batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
             encoded = merged.encode(batch)
-            self.index.put(merged.put, merged.values)
+            self.memtable.put(merged.put, merged.values)
             if merged.removed:
-                self.index.remove(merged.removed)
+                self.memtable.delete(merged.removed)
             self._note([batch], Effect(merged.added_rows, merged.digest))
             yield _applied(EncodedBatch(batch.base_offset, batch.next_offset, timestamp, [encoded]))
 
@@ -348,19 +353,17 @@ class WritePath:
         is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
         lasts = grouping.order[grouping.lasts]
         schema_id = self.definition.schema_id
-        exchanged = exchange(self.index, self.definition, schema_id, grouping.keys, ~is_delete[lasts], incoming, lasts)
-        try:
-            batches, encoded, old_digest = self._recorded(requests, timestamp, request, exchanged)
-        except InvalidRequest:
-            exchanged.put_back(self.index)
-            raise
+        put = ~is_delete[lasts]
+        exchanged = exchange(self.memtable, self.definition, schema_id, grouping.keys, put, incoming, lasts)
+        batches, encoded, old_digest = self._recorded(requests, timestamp, request, exchanged)
+        exchanged.store(self.memtable)
         self._note(batches, exchanged.effect(old_digest))
         return encoded
 
     def _recorded(
         self, requests: Sequence[Request], timestamp: int, request: Request, exchanged: Exchanged
     ) -> tuple[list[LogBatch], list[EncodedBatch], int]:
-        """The batch of each request whose rows are in the index, and the sum of the hashes of the old rows.
+        """The batch of each request, and the sum of the hashes of the old rows.
 
         Args:
             request: All of them as one.
@@ -375,29 +378,29 @@ class WritePath:
         if self._has_preimages or request.changes.is_delete.true_count:
             there = np.flatnonzero(exchanged.there)
             keys_of = take_rows(incoming, request.grouping.order[request.grouping.starts[there]])
-            old_rows, old_hashes = self._layout.decode(exchanged.values, exchanged.sums[there], keys_of)
+            old_rows, old_hashes = self._layout.decode(exchanged.old, exchanged.sums[there], keys_of)
             operations = self._operations(request, exchanged.there, old_rows, incoming)
             change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
         else:
             # Every upsert is recorded as an update without the row before it.
-            old_hashes = verified(exchanged.values, exchanged.sums[exchanged.there])
+            old_hashes = verified(exchanged.old, exchanged.sums[exchanged.there])
             change_types, rows = np.full(request.count, ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
             ends = np.arange(1, request.count + 1)
         batches = self._batches(requests, timestamp, rows, change_types, ends)
         return batches, list(map(self._encoded, batches)), digest_of(old_hashes)
 
     def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
-        """Apply operations whose result depends on the stored rows; the index changes last."""
+        """Apply operations whose result depends on the stored rows; these change last."""
         if request.grouping is None:
             request = replace(request, grouping=grouped(self._layout, request.changes.rows))
         assert request.grouping is not None
         grouping, options = request.grouping, self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
-        values = BinaryColumn.from_list(self.index.get(listed))
-        there = values.lengths > 0
+        lengths, values = self.memtable.find(grouping.keys, listed)
+        there = lengths > 0
         keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
-        old_rows, old_hashes = self._layout.decode(values.without_empty(), sums[there], keys_of)
+        old_rows, old_hashes = self._layout.decode(values, sums[there], keys_of)
         operations = self._operations(request, there, old_rows, incoming)
         merged = self._engine_of(request).merge(operations)
         if options.auto_increment is not None:
@@ -412,8 +415,8 @@ class WritePath:
         put, removed = changed & (final >= 0), changed & (final < 0)
         schema_id = self.definition.schema_id
         new_values, new_hashes = self._layout.encode_values(take_rows(merged.pool, final[put]), sums[put], schema_id)
-        self.index.put(list(compress(listed, put)), new_values.to_list())
-        self.index.remove(list(compress(listed, removed)))
+        self.memtable.put(list(compress(listed, put)), new_values.to_list())
+        self.memtable.delete(list(compress(listed, removed)))
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]
         digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
@@ -525,15 +528,14 @@ class WritePath:
         return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
 
     def _note(self, batches: Sequence[LogBatch], effect: Effect) -> None:
-        """Record batches whose rows are in the index: their writers, and the new state of the index."""
-        self.index.begin()
+        """Record batches whose rows are pending: their writers, and the new state."""
         before, back = self._state.last_timestamp, self._state.back_offset
         for batch in batches:
             if batch.commit_timestamp < before:
                 back = batch.base_offset
             before = batch.commit_timestamp
             for writer_id, entry in self._writers.remember(batch).items():
-                self.index.put_writer(writer_id, entry)
+                self.memtable.put_writer(writer_id, entry)
         last = batches[-1]
         self._state = self._state._replace(
             applied_offset=last.next_offset,
@@ -558,7 +560,8 @@ class WritePath:
         return count
 
     def _load(self) -> None:
-        with self.index.view() as view:
+        self.memtable.drop()
+        with self.memtable.view() as view:
             self._state = view.state()
             self._writers = WriterStates(view.writers())
 

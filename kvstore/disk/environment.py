@@ -240,17 +240,6 @@ class Environment:
         with self.read() as transaction:  # the whole way, also for what it says of an error
             return transaction.get(key)
 
-    def get_within(self, transaction: Transaction, key: bytes) -> bytes | None:
-        """The value of a key in the unnamed database, as an open transaction has it.
-
-        Raises:
-            CorruptData: LMDB detected a damaged page.
-        """
-        try:
-            return transaction.get(key)
-        except lmdb.Error as error:
-            raise self._named(error) from error
-
     def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
         """Verify that no page of a reader that is not registered was written meanwhile.
 

@@ -2,9 +2,7 @@
 
 Keys of the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``02`` rows.
 
-* Rows, writers and state change in one transaction, so they can't diverge.
-* The write transaction is a buffer: it stays open over many batches. Only the committer's thread begins, commits and
-  aborts it; other threads may read through it under the bucket's lock.
+Rows, writers and state change in one transaction, so they can't diverge. The thread that begins it ends it.
 """
 
 from __future__ import annotations
@@ -281,27 +279,6 @@ class Index:
                 page_bytes, tree = found
                 yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
 
-    @property
-    def writing(self) -> bool:
-        """Whether there are uncommitted changes."""
-        return self._transaction is not None
-
-    @contextmanager
-    def written_view(self) -> Iterator[View]:
-        """A view that includes uncommitted changes; the caller holds the committer's lock."""
-        with self.environment.reading():
-            yield View(self._writable())
-
-    def value(self, key: bytes) -> bytes | None:
-        """Value of a key, committed or not; the caller holds the committer's lock if there is one."""
-        if self._transaction is None:
-            return self.environment.get(key)
-        return self.environment.get_within(self._transaction, key)
-
-    def begin(self) -> None:
-        """Begin the write transaction if none is open; from then on there is something to commit."""
-        self._writable()
-
     def replace(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
         """Store rows and return the values they replace, empty if none. Keys are sorted and unique.
 
@@ -312,14 +289,6 @@ class Index:
             replaced = _or_empty(map(cursor.replace, keys, values))
         self._touched += len(keys)
         return replaced
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Values of keys, committed or not; empty where there is none.
-
-        Raises:
-            CorruptData: A value is damaged.
-        """
-        return View(self._writable()).get(keys)
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows. Keys are sorted and unique."""

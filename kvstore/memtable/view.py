@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
-from kvstore.log.writer_state import WriterStates
-from kvstore.memtable.generation import Generation
 from kvstore.memtable.run import Run, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
-from logformat.log.batch import BatchHeader
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.keys import ROW
@@ -30,32 +27,39 @@ class NewerView(View):
     Args:
         tree: A view of the index.
         state: The state that this view has.
-        generation: Has the rows that changed since the index.
-        headers: Of the batches since the index, in order.
+        find_all: Returns the row of each key as this view has it, empty if it was deleted; None if the index has it, or
+            that there is none.
+        run: Returns all rows that changed since the index.
+        writers: Returns all writers that this view has.
     """
 
-    def __init__(self, tree: View, state: IndexState, generation: Generation, headers: Sequence[BatchHeader]) -> None:
+    def __init__(
+        self,
+        tree: View,
+        state: IndexState,
+        find_all: Callable[[BinaryColumn], list[bytes | None]],
+        run: Callable[[], Run],
+        writers: Callable[[], dict[WriterId, WriterEntry]],
+    ) -> None:
         # The pages of an index without rows can't be divided.
         self.leaves = tree.leaves if tree.leaves is not None and tree.bounds() is not None else None
         self._tree = tree
         self._state = state
-        self._generation = generation
-        self._headers = headers
+        self._find_all = find_all
+        self._run = run
+        self._writers = writers
 
     def state(self) -> IndexState:
-        """See :meth:`View.state`; the digest is that of the index."""
+        """See :meth:`View.state`."""
         return self._state
 
     def writers(self) -> dict[WriterId, WriterEntry]:
         """See :meth:`View.writers`."""
-        states = WriterStates(self._tree.writers())
-        for header in self._headers:
-            states.remember(header)
-        return states.all()
+        return self._writers()
 
     def writers_of(self, ids: Iterable[WriterId]) -> dict[WriterId, WriterEntry]:
         """See :meth:`View.writers_of`."""
-        all_writers = self.writers()
+        all_writers = self._writers()
         return {id: all_writers[id] for id in ids if id in all_writers}
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -67,13 +71,12 @@ class NewerView(View):
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
         there, values = self._tree.find(keys)
-        end = self._state.applied_offset
-        entries = self._generation.find_all(keys, end)
-        if not any(entries):
+        newer = self._find_all(keys)
+        if newer.count(None) == len(newer):
             return there, values
         stored = iter(values.to_list())
         rows: list[bytes | None] = [next(stored) if is_there else None for is_there in there.tolist()]
-        rows = [row if entry is None else entry[1] for row, entry in zip(rows, entries, strict=True)]
+        rows = [row if newest is None else newest or None for row, newest in zip(rows, newer, strict=True)]
         there = np.fromiter((row is not None for row in rows), bool, len(rows))
         return there, BinaryColumn.from_list([row for row in rows if row is not None])
 
@@ -123,9 +126,6 @@ class NewerView(View):
         """See :meth:`View.leaf_bytes`; without what is newer."""
         return self._tree.leaf_bytes()
 
-    def _run(self) -> Run:
-        return self._generation.run(self._state.applied_offset)
-
 
 def _laid_over(older: FoundRows, newer: Run) -> Run:
     """Rows of an index with newer ones among them, or instead of them."""
@@ -145,4 +145,4 @@ def _laid_over(older: FoundRows, newer: Run) -> Run:
 def _in_chunks(run: Run, chunk: int) -> Iterator[FoundRows]:
     for first in range(0, len(run), chunk):
         part = run.slice(first, min(first + chunk, len(run)))
-        yield FoundRows.of(part.keys, part.rows)
+        yield FoundRows.of(part.keys.moved(), part.rows.moved())

@@ -1,7 +1,7 @@
 """Applies changes to a bucket of a shared table, on the machine of one task.
 
-* A directory of the machine holds a copy of the bucket, as of some epoch. Changes are applied in the open transaction
-  of its index, encoded, uploaded, and kept; if they are not committed, the next write undoes them.
+* A directory of the machine holds a copy of the bucket, as of some epoch. Changes are applied, pending in its memtable,
+  encoded, uploaded, and kept; if they are not committed, the next write undoes them.
 * Losing or damaging the copy costs time only: it is made again from the ranges of the epoch.
 """
 
@@ -15,13 +15,11 @@ from pathlib import Path
 import lmdb
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
 from kvstore.errors import CorruptData, OffsetOutOfRange
 from kvstore.log.segment_writer import EncodedBatch
-from kvstore.log.segments import LogFiles
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
 from kvstore.shared.copy import open_copy
@@ -110,23 +108,13 @@ def _made(
     if copy is None:
         return None
     try:
-        encoded = _applied(copy.path, request, LogFiles(place.log, place.identity, files))
+        encoded = copy.path.apply(request).batch
+        assert encoded is not None, "only what has a writer's sequence is found to be a duplicate"
         made = _uploaded(table, base, place.identity.bucket_id, encoded)
         copy.keep(encoded, made)
     finally:
         copy.close()
     return made
-
-
-def _applied(path: WritePath, request: Request, log: LogFiles) -> EncodedBatch:
-    while True:
-        try:
-            encoded = path.apply(request).batch
-            assert encoded is not None, "only what has a writer's sequence is found to be a duplicate"
-            return encoded
-        except lmdb.MapFullError:
-            path.restore(log)
-            path.index.grow()
 
 
 def _uploaded(table: SharedTable, base: SharedEpoch, bucket: BucketId, encoded: EncodedBatch) -> SharedRange:

@@ -55,6 +55,7 @@ class Copy:
         # The record first: it knows every state that the copy may be left in.
         _publish([*self._as_of, _end(made, self.path.state)], self._place, self._files)
         self.path.log.append([encoded])
+        self.path.publish()
         self.path.commit()
 
     def close(self) -> None:

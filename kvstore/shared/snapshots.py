@@ -153,7 +153,7 @@ def _taken(
         try:
             with refusals(place.directory):
                 found = local.take(
-                    *(place.directory, place.identity, copy.path.index.view, lambda: table.definition, files),
+                    *(place.directory, place.identity, copy.path.memtable.view, lambda: table.definition, files),
                     now_ms=clock.now_ms(),
                 )
                 parts = [

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket import handle as handles
 from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
 from kvstore.index.index import Index
 from kvstore.kernel import library
@@ -106,7 +107,7 @@ def test_an_index_that_could_not_be_committed_is_recovered_by_the_next_open(
 def test_a_disk_that_disappears_is_reported_and_ends_no_thread_silently(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut of the disk alone: the index can't be committed, nor the log read for its recovery."""
+    """A power cut of the disk alone: the index can't be committed, nor the log read; rows in memory are."""
 
     def refuse(*_: object) -> None:
         raise lmdb.Error("Input/output error")
@@ -120,8 +121,9 @@ def test_a_disk_that_disappears_is_reported_and_ends_no_thread_silently(
         with monkeypatch.context() as gone:
             gone.setattr(Index, "commit", refuse)
             gone.setattr(segments, "open_file", refuse_to_open)
-            with pytest.raises(LogFailed, match="brought back"):
+            with pytest.raises(StoreFull, match="repair the disk"):
                 store.flush()
+            assert table.get(1) == {"k": 1, "v": 1}
     with kvstore.open(store_path) as store:
         assert rows_of(store.table("t")) == [{"k": 1, "v": 1}]
         assert store.check().ok
@@ -288,3 +290,47 @@ def test_durability_sync_syncs_before_every_answer(table: kvstore.Table, disk: F
         disk.calls.clear()
         table.upsert({"k": key, "v": 0})
         assert disk.calls.index("write") < disk.calls.index("sync")
+
+
+def test_a_scan_of_many_newer_rows_needs_no_room_for_the_index(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"k": key, "v": 1} for key in range(handles.OVERLAID_ROWS_MAX + 1)]
+
+    def refuse(*_: object) -> None:
+        raise StoreFull("There is no room.")
+
+    with kvstore.open(store_path, **NEVER_DUE) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert(rows)
+        with monkeypatch.context() as full:
+            full.setattr(Index, "commit", refuse)
+            assert rows_of(table) == rows
+            assert table.get(7) == rows[7]
+            with pytest.raises(StoreFull, match="no room"):
+                store.flush()
+        assert rows_of(table) == rows
+
+
+def test_writes_go_on_beside_a_scan_that_keeps_the_index_from_growing_until_memory_is_used_up(store_path: Path) -> None:
+    with kvstore.open(store_path, map_bytes=1 << 20, commit_bytes_max=4 << 20) as store:
+        table = store.create_table("t", {"k": "int64", "s": "string"}, primary_key="k")
+        table.upsert({"k": -1, "s": ""})
+        scan = table.scan()
+        scan.read_next_batch()
+        acknowledged, refused = 0, ""
+        while not refused:
+            try:
+                table.upsert([{"k": acknowledged + n, "s": "x" * 1000} for n in range(100)])
+                acknowledged += 100
+            except StoreFull as error:
+                refused = str(error)
+        assert "a scan of this process is open" in refused
+        assert 2_000 < acknowledged < 6_000
+        found = [key for key in range(0, acknowledged, 50) if table.get(key) is None]
+        assert (found, table.count()) == ([], acknowledged + 1)
+        del scan
+        table.upsert({"k": acknowledged, "s": ""})
+        assert [row["k"] for row in rows_of(table)] == list(range(-1, acknowledged + 1))
+    with kvstore.open(store_path) as store:
+        assert store.check().ok

@@ -81,7 +81,7 @@ def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[
     handle.write()
     assert handle.engine is not None
     committer = handle.engine.committer
-    with handle.latest():  # the bucket's lock
+    with committer.turn.taken():
         answers = [submit(table, requests[0])]
         wait_until(lambda: answers[0].done() or (committer.waiting, committer.queued) == (1, 0))
         answers += [submit(table, request) for request in requests[1:]]

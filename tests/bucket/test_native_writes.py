@@ -18,10 +18,11 @@ import kvstore
 from kvstore.bucket import write_path
 from kvstore.bucket.merge.native import NativeWrites
 from kvstore.errors import CorruptData
-from kvstore.index.index import Index
 from kvstore.kernel import library
+from kvstore.memtable.memtable import Memtable
 from kvstore.request import small
 from kvstore.testing import strategies
+from logformat.binary_column import BinaryColumn
 from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import rows_of
 
@@ -132,16 +133,18 @@ def test_stored_rows_of_an_earlier_schema_have_the_bytes_of_python(tmp_path: Pat
 def test_damage_is_found(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert(batch_of("a"))
-    replace, damaged = Index.replace, [1]
+    find, damaged = Memtable.find, [1]
 
-    def other_rows(index: Index, keys: list[bytes], values: list[bytes]) -> list[bytes]:
-        found = replace(index, keys, values)
+    def other_rows(*given: Any) -> Any:
+        lengths, found = find(*given)
         if damaged:
             damaged.clear()
-            found[3] = found[4]  # right by itself, but under another key
-        return found
+            rows = found.to_list()
+            rows[3] = rows[4]  # right by itself, but under another key
+            found = BinaryColumn.from_list(rows)
+        return lengths, found
 
-    monkeypatch.setattr(Index, "replace", other_rows)
+    monkeypatch.setattr(Memtable, "find", other_rows)
     with pytest.raises(CorruptData, match="fail their checksum"):
         table.upsert(batch_of("b"))
     assert {row["s"] for row in rows_of(table)} == {"a"}

@@ -20,6 +20,7 @@ from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.kernel.few import FewRecords, Found
+from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
 from kvstore.testing import strategies
@@ -187,7 +188,7 @@ class TestTheWay:
         assert handle.engine is not None
         committer = handle.engine.committer
         requests = small.GROUP_ROWS_MAX // small.ROWS_MAX + 1
-        with ThreadPoolExecutor(requests + 1) as threads, handle.latest():  # the bucket's lock
+        with ThreadPoolExecutor(requests + 1) as threads, committer.turn.taken():
             threads.submit(table.upsert, ROW)
             wait_until(lambda: (committer.waiting, committer.queued) == (1, 0))
             for _ in range(requests):
@@ -237,7 +238,7 @@ class TestTheWay:
         assert handle.engine is not None
         committer = handle.engine.committer
         writes = [lambda: table.upsert([ROW, {**ROW, "k": 2}]), lambda: table.delete(2)]
-        with ThreadPoolExecutor() as threads, handle.latest():  # the bucket's lock
+        with ThreadPoolExecutor() as threads, committer.turn.taken():
             for nth, write in enumerate(writes):
                 threads.submit(write)
                 wait_until(lambda nth=nth: committer.waiting > nth)
@@ -252,9 +253,11 @@ class TestTheWay:
         table = store.create_table("t", SCHEMA, "k")
         handle = table.bucket(0).handle
         handle.write()
-        with ThreadPoolExecutor() as threads, handle.latest():  # the bucket's lock
+        assert handle.engine is not None
+        committer = handle.engine.committer
+        with ThreadPoolExecutor() as threads, committer.turn.taken():
             threads.submit(table.upsert, [ROW, {**ROW, "k": 2}])
-            wait_until(lambda: handle.engine is not None and handle.engine.committer.waiting > 0)
+            wait_until(lambda: committer.waiting > 0)
             store.rename_columns("t", {"s": "text", "k": "key"})
         renamed = {"text": "a", "f": 1.5}
         assert rows_of(table) == [{"key": 1, **renamed}, {"key": 2, **renamed}]
@@ -298,16 +301,16 @@ class TestTheWay:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([ROW, {**ROW, "k": 2}])
-        value_of = Index.value
+        value_of = Memtable.pending_value
         with monkeypatch.context() as patch:
-            patch.setattr(Index, "value", lambda *given: (value_of(*given) or b"")[:-1] + b"x")
+            patch.setattr(Memtable, "pending_value", lambda *given: (value_of(*given) or b"")[:-1] + b"x")
             with pytest.raises(CorruptData):
                 table.upsert({**ROW, "s": "b"})
         table.upsert({**ROW, "s": "c"})
         assert [row["s"] for row in rows_of(table)] == ["c", "a"]
         assert table.offsets() == {0: (0, 4)}
 
-    def test_an_index_that_is_full_grows_in_a_small_write(
+    def test_an_index_that_is_full_grows_while_small_writes_are_merged(
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
@@ -322,6 +325,7 @@ class TestTheWay:
 
         monkeypatch.setattr(Index, "put", failing)
         table.upsert([{**ROW, "s": "b"}, {**ROW, "k": 2}])
+        store.flush()
         assert (table.count(), table.offsets(), failures) == (2, {0: (0, 4)}, [])
 
 

@@ -58,6 +58,7 @@ class Bucket:
         if applied.batch is not None:
             self.path.log.append([applied.batch])
             self.path.log.sync()
+            self.path.publish()
         return applied.result
 
     def snapshot(self) -> None:
@@ -92,7 +93,12 @@ class Bucket:
         """Remove the segments before an offset, as retention does: below a snapshot of the index."""
         self.path.commit()
         taken = snapshot.take(
-            self.place.directory, IDENTITY, self.path.index.view, lambda: DEFINITION, Files(), now_ms=self.clock.now
+            self.place.directory,
+            IDENTITY,
+            self.path.memtable.index.view,
+            lambda: DEFINITION,
+            Files(),
+            now_ms=self.clock.now,
         )
         needed = retention.needed_from(taken.log_end, self.path.log.end)
         expired = Offset(min(needed, offset))
@@ -119,13 +125,13 @@ class Bucket:
 
     def map_end(self) -> int:
         """Offset up to which the index has the writers."""
-        with self.path.index.view() as view:
+        with self.path.memtable.index.view() as view:
             return view.state().applied_offset
 
     def windows(self) -> dict[int, list[int]]:
         """Remembered sequences of each writer, oldest first, after a commit."""
         self.path.commit()
-        with self.path.index.view() as view:
+        with self.path.memtable.view() as view:
             return {writer: [batch.sequence for batch in entry.batches] for writer, entry in view.writers().items()}
 
     def active_writers(self) -> dict[str, int]:

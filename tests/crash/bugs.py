@@ -56,7 +56,7 @@ def _index_is_committed_before_the_log_is_synced() -> Patches:
     def commit(self: WritePath) -> None:
         end = self.log.end
         self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        self.index.commit(self._state)
+        self.memtable.merge(self._state)
         self.log.sync()
 
     return [patch.object(WritePath, "commit", commit)]
@@ -124,6 +124,7 @@ def _replay_merges_again() -> Patches:
             request = Request(changes, NO_WRITER, NO_SEQUENCE, Epoch(0), keys)
             self._state = self._state._replace(applied_offset=self.log.end.offset)
             self.log.append([self._merge(request, batch.commit_timestamp)])
+            self.publish()
 
     return [patch.object(WritePath, "catch_up", catch_up)]
 

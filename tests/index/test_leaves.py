@@ -109,14 +109,6 @@ def test_the_first_rows_and_the_rest_are_all_rows(count: int) -> None:
                 assert_same(pairs(view.rows(1 << 15, ROW, stop)), between(rows, ROW, stop))
 
 
-def test_uncommitted_rows_are_read_too() -> None:
-    rows = {ROW + number.to_bytes(4, "big"): bytes(8) for number in range(1000)}
-    with an_index() as index:
-        put(index, rows)
-        with index.written_view() as view:
-            assert_same(pairs(view.rows(300)), sorted(rows.items()))
-
-
 def test_a_scan_sees_one_moment_while_others_commit() -> None:
     random = Random(1)
     rows = {ROW + number.to_bytes(4, "big"): random.randbytes(random.choice((40, 48, 6000))) for number in range(2000)}

@@ -70,7 +70,7 @@ def test_the_kernel_agrees_with_a_dict_and_with_lmdb(data: st.DataObject) -> Non
             others = [ROW + random.randbytes(random.choice(key_bytes)) for _ in range(30)]
             keys = [*new, *gone, *near, *others, ROW, ROW + b"\xff" * 510, b"\0", b"\xff"]
             random.shuffle(keys)
-            assert found_in(index, keys) == [model.get(key, index.value(key)) for key in keys]
+            assert found_in(index, keys) == [model.get(key, index.environment.get(key)) for key in keys]
             assert used(counts)
 
 
@@ -118,15 +118,6 @@ def test_a_view_finds_what_was_there_when_it_began() -> None:
                 assert values.to_list() == list(rows.values())
                 put(index, dict.fromkeys(rows, bytes([number]) * 16))
                 index.commit(STATE)
-
-
-def test_rows_that_are_not_committed_are_found() -> None:
-    rows = {ROW + number.to_bytes(2, "big"): bytes(8) for number in range(100)}
-    with lookups_both_ways() as counts, an_index() as index:
-        put(index, rows)
-        with index.written_view() as view:
-            assert view.find(BinaryColumn.from_list(list(rows)))[0].all()
-        assert counts == []
 
 
 def test_a_process_with_little_address_space_has_no_map(monkeypatch: pytest.MonkeyPatch) -> None:

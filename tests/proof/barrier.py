@@ -35,6 +35,7 @@ from kvstore.log import retention
 from kvstore.log.log import Log
 from kvstore.log.published import EndPublisher
 from kvstore.log.segments import LogFiles
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.journal import Journal
 
 SEAMS: list[tuple[Any, str]] = [
@@ -44,7 +45,8 @@ SEAMS: list[tuple[Any, str]] = [
     *((LogFiles, name) for name in ("bases", "segment")),
     (EndPublisher, "publish"),
     *((OverlayReader, name) for name in ("at", "close")),
-    *((Index, name) for name in ("begin", "commit", "replace", "abort")),
+    *((Index, name) for name in ("put", "commit", "abort")),
+    *((Memtable, name) for name in ("find", "publish", "merge")),
     *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
     *((WritePath, name) for name in ("apply_all", "commit", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),

@@ -160,13 +160,13 @@ class TestWaiting:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=3))
         table.upsert({"k": 1, "v": 1})
-        committed = table.bucket(0).handle.engine.committer.index.environment.last_committed()
+        committed = table.bucket(0).handle.engine.committer.memtable.index.environment.last_committed()
         table.upsert({"k": 2, "v": 1})
         following.wait_for(2)
         polls.wait_for_more(following)
         table.upsert({"k": 3, "v": 1})
         assert len(following.ended()) == 3
-        assert table.bucket(0).handle.engine.committer.index.environment.last_committed() == committed
+        assert table.bucket(0).handle.engine.committer.memtable.index.environment.last_committed() == committed
 
     def test_a_waiting_reader_holds_no_transaction_and_no_file(
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +175,7 @@ class TestWaiting:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
-        environment = table.bucket(0).handle.engine.committer.index.environment
+        environment = table.bucket(0).handle.engine.committer.memtable.index.environment
         followers = [Following(table.changelog(start, follow=True)) for start in ("earliest", "full") for _ in range(3)]
         for follower in followers:
             follower.wait_for(1)

@@ -26,7 +26,7 @@ from kvstore.errors import (
     StoreError,
     UnsupportedOperation,
 )
-from kvstore.index.index import Index
+from kvstore.memtable.memtable import Memtable
 from kvstore.request import small
 from kvstore.request.results import WriteResult
 from kvstore.table import conditional
@@ -82,8 +82,8 @@ class TestPutIf:
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch, expected: Any
     ) -> None:
         table.upsert(row(1, 1))
-        value = Index.value
-        monkeypatch.setattr(Index, "value", lambda *given: (value(*given) or b"")[:-1] + b"x")
+        value = Memtable.pending_value
+        monkeypatch.setattr(Memtable, "pending_value", lambda *given: (value(*given) or b"")[:-1] + b"x")
         with pytest.raises(CorruptData):
             table.put_if(row(1, 2), expected)
         monkeypatch.undo()

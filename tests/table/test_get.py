@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
-import lmdb
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -17,7 +16,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptData, KeyTooLarge, SchemaMismatch, Unavailable
-from kvstore.index.index import Index
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import CatalogState
 from kvstore.request.row_layout import layout_of
 from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
@@ -156,34 +155,29 @@ def test_it_does_not_wait_for_an_edit_of_the_catalog(open_store: OpenStore) -> N
             edit.result()
 
 
-def test_it_never_misses_an_acknowledged_row_while_the_index_is_restored(
+def test_it_waits_for_no_write_and_never_sees_one_that_fails(
     open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a failed request left is discarded with all that is uncommitted, and comes again from the log."""
     store = open_store(commit_wait_ms=60_000, commit_idle_ms=60_000)
     table = store.create_table("t", {"k": "int64"}, "k")
     table.upsert({"k": 1})
     table.flush()
-    table.upsert({"k": 2})  # acknowledged, and not committed
-    seen: list[Future[Any]] = []
+    table.upsert({"k": 2})  # acknowledged, and not merged into the index
+    seen: list[Any] = []
+    store_rows = Memtable.put
 
-    def failing(*_: object) -> Any:
-        monkeypatch.undo()
-        monkeypatch.setattr(Index, "abort", aborted)
-        raise lmdb.Error("planted")
+    def failing(memtable: Memtable, keys: Any, rows: Any) -> None:
+        store_rows(memtable, keys, rows)
+        seen.extend(pool.submit(table.get, key).result(60) for key in (1, 2, 3))
+        raise CorruptData("planted")
 
-    def aborted(index: Index) -> None:
-        monkeypatch.undo()
-        index.abort()
-        seen.append(pool.submit(table.get, 2))
-        wait(seen, timeout=0.2)  # it waits for the log to be replayed: its answer comes later
-
-    monkeypatch.setattr(Index, "replace", failing)
-    with ThreadPoolExecutor(1) as pool:
-        with pytest.raises(CorruptData, match="planted"):
-            table.upsert([{"k": k} for k in range(3, 200)])
-        assert seen[0].result() == {"k": 2}
-    assert table.get(3) is None
+    monkeypatch.setattr(Memtable, "put", failing)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(CorruptData, match="planted"):
+        table.upsert([{"k": k} for k in range(3, 200)])
+    monkeypatch.undo()
+    assert seen == [{"k": 1}, {"k": 2}, None]
+    table.upsert({"k": 4})
+    assert [table.get(key) for key in (2, 3, 4)] == [{"k": 2}, None, {"k": 4}]
 
 
 def test_a_get_costs_no_more_after_a_refused_row_or_a_compaction(store: kvstore.Store) -> None:

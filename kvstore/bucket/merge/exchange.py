@@ -1,4 +1,4 @@
-"""Exchanges rows in the index: one pass stores the new ones and returns the old ones."""
+"""Exchanges rows: finds those that are there, and encodes those that take their place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from kvstore.bucket.merge.exchanged import Exchanged
 from kvstore.bucket.merge.native import native_writes
 from kvstore.index.index import Index
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from kvstore.request.take_rows import take_rows
@@ -19,7 +20,7 @@ from logformat.ids import SchemaId
 
 
 def exchange(
-    index: Index,
+    memtable: Memtable,
     definition: TableDefinition,
     schema_id: SchemaId,
     keys: BinaryColumn,
@@ -27,7 +28,7 @@ def exchange(
     rows: pa.RecordBatch,
     places: np.ndarray,
 ) -> Exchanged:
-    """Store or remove the rows of keys, and return the values that the index held: one pass does both.
+    """What storing or removing the rows of keys would change; nothing is changed yet.
 
     Args:
         keys: Distinct keys, in order.
@@ -36,12 +37,12 @@ def exchange(
     """
     values, hashes, sums = values_of(definition, schema_id, keys, put, rows, places)
     listed = keys.to_list()
-    old = exchange_values(index, listed, put, values.to_list())
-    return Exchanged(listed, sums, put, hashes, old, np.fromiter(map(len, old), np.int64, len(old)))
+    lengths, old = memtable.find(keys, listed)
+    return Exchanged(listed, sums, put, values, hashes, lengths, old)
 
 
-def exchange_values(index: Index, keys: list[bytes], put: np.ndarray, values: list[bytes]) -> list[bytes]:
-    """Store values of the keys that get one, remove the others, and return what the index held for each key."""
+def exchange_values(index: Index | Memtable, keys: list[bytes], put: np.ndarray, values: list[bytes]) -> list[bytes]:
+    """Store values of the keys that get one, remove the others, and return what each key had."""
     if put.all():
         return index.replace(keys, values)
     old_of_put = index.replace(list(compress(keys, put)), values)

@@ -1,4 +1,4 @@
-"""What a batch changes in the index, and what it takes out of it."""
+"""What a batch changes: the rows that it stores, and those that were there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvstore.index.index import Index
+from kvstore.memtable.memtable import Memtable
 from logformat.binary_column import BinaryColumn
 
 
@@ -21,44 +21,42 @@ class Effect(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Values stored in the index and values returned from it, for each key.
+    """Values to store and values that are there, for each key.
 
     Attributes:
         keys, sums: The keys, and their ``checksum.key_sums``.
-        put: Whether a row was stored for the key.
-        hashes: Hashes of the stored rows.
-        old: Values that the index held; empty where there was none.
-        lengths: int64, bytes of these values.
+        put: Whether a row is stored for the key; else its row is removed.
+        values, hashes: The rows to store, and their hashes.
+        lengths: int64, bytes of the row that is there, 0 if there is none.
+        old: The rows that are there.
     """
 
     keys: list[bytes]
     sums: np.ndarray
     put: np.ndarray
+    values: BinaryColumn
     hashes: np.ndarray
-    old: list[bytes]
     lengths: np.ndarray
+    old: BinaryColumn
 
     @property
     def there(self) -> np.ndarray:
-        """Whether the index held a value."""
+        """Whether there is a row."""
         there: np.ndarray = self.lengths > 0
         return there
-
-    @property
-    def values(self) -> BinaryColumn:
-        """The values that the index held."""
-        return BinaryColumn.from_list(self.old).without_empty()
 
     def effect(self, old_digest: int) -> Effect:
         """Change of the count and the digest, given the sum of the hashes of the old rows."""
         added = np.count_nonzero(self.put) - np.count_nonzero(self.lengths)
         return Effect(int(added), digest_of(self.hashes) - old_digest)
 
-    def put_back(self, index: Index) -> None:
-        """Undo the exchange."""
-        there = [bool(value) for value in self.old]
-        index.replace(list(compress(self.keys, there)), list(filter(None, self.old)))
-        index.remove([key for key, was_there in zip(self.keys, there, strict=True) if not was_there])
+    def store(self, memtable: Memtable) -> None:
+        """Store and remove the rows."""
+        if self.put.all():
+            memtable.put(self.keys, self.values.to_list())
+        else:
+            memtable.put(list(compress(self.keys, self.put)), self.values.to_list())
+            memtable.delete(list(compress(self.keys, ~self.put)))
 
 
 def digest_of(hashes: np.ndarray) -> int:

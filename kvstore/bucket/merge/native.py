@@ -56,7 +56,7 @@ class NativeWrites:
         return writes.encode(self._kernel, self._table, rows, bytes_of(rows), places, keys)
 
     def records(self, request: Request, exchanged: Exchanged, *, preimages: bool) -> writes.Records | None:
-        """Change records of a request whose rows are in the index; None if Python has to make them."""
+        """Change records of a request; None if Python has to make them."""
         grouping, changes = request.grouping, request.changes
         if (
             grouping is None
@@ -67,7 +67,7 @@ class NativeWrites:
         if not preimages and not changes.is_delete.true_count:
             return None  # the records are the rows as they came
         is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
-        old = np.frombuffer(b"".join(exchanged.old), np.uint8)
+        old = exchanged.old.flat[exchanged.old.offsets[0] : exchanged.old.offsets[-1]]
         batch = writes.Batch(
             *(changes.rows, grouping.order, grouping.starts, grouping.lasts),
             *(is_delete, old, exchanged.lengths, exchanged.sums),

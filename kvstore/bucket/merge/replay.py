@@ -1,4 +1,4 @@
-"""Replays changes of the log into an index: only the last change of each key is stored.
+"""Replays changes of the log: only the last change of each key is stored.
 
 Theory of operation. The rows of many batches are grouped by key at once, so that LMDB meets each key once, and in
 order. Then the keys are taken some at a time: their values are encoded, LMDB exchanges them for the old ones, and these
@@ -16,6 +16,7 @@ import pyarrow as pa
 from kvstore.bucket.merge.exchange import exchange_values, values_of
 from kvstore.bucket.merge.exchanged import Effect, digest_of
 from kvstore.index.index import Index
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
@@ -58,15 +59,17 @@ class FinalChanges(NamedTuple):
         return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
-def replay(index: Index, definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]) -> Effect:
-    """Store and remove rows in an index that holds what came before.
+def replay(
+    index: Index | Memtable, definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]
+) -> Effect:
+    """Store and remove rows where what came before is.
 
     Args:
         schema_id: Schema of all rows.
         given: Changes in order, at least one.
 
     Raises:
-        CorruptData: A stored row is damaged. The open transaction is to be aborted, as after errors of LMDB.
+        CorruptData: A stored row is damaged. What was stored is to be dropped, as after errors of LMDB.
     """
     rows = pa.concat_batches([each.rows for each in given])
     grouping = grouped(layout_of(definition), rows)
@@ -84,7 +87,7 @@ def replay(index: Index, definition: TableDefinition, schema_id: SchemaId, given
 
 
 def _exchanged(
-    index: Index, keys: BinaryColumn, sums: np.ndarray, put: np.ndarray, values: BinaryColumn
+    index: Index | Memtable, keys: BinaryColumn, sums: np.ndarray, put: np.ndarray, values: BinaryColumn
 ) -> tuple[int, int]:
     """Exchange the values of keys; returns the digest of the old ones, and how many there were."""
     digest = count = stored = 0

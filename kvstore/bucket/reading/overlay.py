@@ -30,17 +30,19 @@ from kvstore.errors import CorruptBatch
 from kvstore.index.index import Index, View
 from kvstore.log.published import EndReader
 from kvstore.log.segments import FoundBatch, KnownEnd, LogEnd, LogFiles
+from kvstore.log.writer_state import WriterStates
 from kvstore.memtable.generation import Entry, Generation
 from kvstore.memtable.view import NewerView
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
-from logformat.ids import Offset, SchemaId
+from logformat.ids import Offset, SchemaId, WriterId
 from logformat.log.batch import LAYOUTS, BatchHeader, decode_verified
 from logformat.log.change import ChangeType
 from logformat.log.index_state import IndexState
 from logformat.log.published_end import PublishedEnd
+from logformat.log.writer_entry import WriterEntry
 
 LOOK_SECONDS = 0.25
 """How often a reader looks whether a bucket's writer lives, and whether a decided commit lacks its batch there."""
@@ -117,7 +119,7 @@ class Overlay:
             self._generation = self._generation.since(offset)
 
     def state_after(self, state: IndexState) -> IndexState:
-        """The state of an index, moved on to the end of the overlay."""
+        """The state of an index, moved on to the end of the overlay; the digest is that of the index."""
         newer = self._after(state)
         if not newer:
             return state
@@ -143,7 +145,20 @@ class Overlay:
         newer = self.state_after(state)
         if newer is state:
             return tree
-        return NewerView(tree, newer, self._generation, [header for header, _ in self._after(state)])
+        headers = [header for header, _ in self._after(state)]
+
+        def writers() -> dict[WriterId, WriterEntry]:
+            states = WriterStates(tree.writers())
+            for header in headers:
+                states.remember(header)
+            return states.all()
+
+        generation, end = self._generation, newer.applied_offset
+
+        def find_all(keys: BinaryColumn) -> list[bytes | None]:
+            return [entry and (entry[1] or b"") for entry in generation.find_all(keys, end)]
+
+        return NewerView(tree, newer, find_all, lambda: generation.run(end), writers)
 
     def find(self, key: bytes) -> Entry | None:
         """What the overlay has of a key; see :meth:`Generation.find`."""

@@ -11,7 +11,6 @@ Every call here is made under the lock with which the handle opens and closes th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -38,7 +37,7 @@ class BucketReader:
     """Opens a bucket's index for reading, and recovers the bucket if that is needed.
 
     Args:
-        ownership, lock: Of the bucket.
+        ownership: Of the bucket.
         read_only: Whether nothing at all may be written; then nothing is built or completed.
         opened: Called when an index was opened.
 
@@ -50,7 +49,6 @@ class BucketReader:
         self,
         context: BucketContext,
         ownership: BucketOwnership,
-        lock: threading.Lock,
         read_only: Callable[[], bool],
         opened: Callable[[], None],
     ) -> None:
@@ -58,7 +56,6 @@ class BucketReader:
         self._context = context
         self._place = context.place
         self._ownership = ownership
-        self._lock = lock
         self._read_only = read_only
         self._opened = opened
         self._at_rest: AtRest | None = None
@@ -194,7 +191,7 @@ class BucketReader:
     def _replay(self) -> None:
         is_readable = self.index is not None
         try:
-            BucketEngine(self._context, self._lock).close()
+            BucketEngine(self._context).close()
         except StoreError:
             # The bucket can be read; writes and `kvstore check` report why a commit can't be completed.
             if not is_readable:

@@ -45,7 +45,7 @@ class CopiedBucket:
             self._lock.release()
             raise
         self._lock.recovered()
-        self._maintenance = Maintenance(context, self._path.index, lambda: None, ReadGate())
+        self._maintenance = Maintenance(context, self._path.memtable.index, lambda: None, ReadGate())
         self._looked = context.clock.monotonic()
 
     @property

@@ -1,0 +1,64 @@
+"""Layers: what keys have since a bucket's last merge, in dicts of which a newer one comes before the older ones.
+
+Changes go into the newest dict, unless a view has been given it: then they begin a new one. So a view goes on to see
+what it saw. Dicts of about one size become one, so there are few of them.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+_LARGER = 2
+"""A dict stays by itself while it is more than so many times as large as the newer one."""
+
+
+class Layers(Generic[K, V]):
+    """Values by key.
+
+    Attributes:
+        dicts: The newest first.
+    """
+
+    def __init__(self, dicts: tuple[dict[K, V], ...] = ()) -> None:
+        self.dicts = dicts
+
+    def __len__(self) -> int:
+        return sum(map(len, self.dicts))
+
+    def newest(self, keys: list[K]) -> list[V | None] | None:
+        """The value of each key, None if there is none; None if no key has one."""
+        found: list[V | None] | None = None
+        for each in self.dicts:
+            values = list(map(each.get, keys))
+            if values.count(None) < len(values):
+                found = values if found is None else [_first(*pair) for pair in zip(found, values, strict=True)]
+        return found
+
+    def all(self) -> dict[K, V]:
+        """The value of every key; not to be changed."""
+        *newer, oldest = self.dicts or ({},)
+        for each in reversed(newer):
+            oldest = oldest | each
+        return oldest
+
+    def added(self, values: dict[K, V], *, in_place: bool) -> Layers[K, V]:
+        """These layers with the values of some keys.
+
+        Args:
+            values: Given away.
+            in_place: Whether no view has these layers, so that they may change.
+        """
+        if in_place and self.dicts:
+            self.dicts[0].update(values)
+            return self
+        newest, older = values, list(self.dicts)
+        while older and len(older[0]) <= _LARGER * len(newest):
+            newest = older.pop(0) | newest
+        return Layers((newest, *older))
+
+
+def _first(newer: V | None, older: V | None) -> V | None:
+    return older if newer is None else newer

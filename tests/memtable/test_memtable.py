@@ -1,0 +1,214 @@
+"""A bucket's memtable against a dict: what is pending, what is published, and what views have that stay open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import pytest
+from hypothesis import given, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.index.index import Index, View
+from kvstore.memtable.layers import Layers
+from kvstore.memtable.memtable import Memtable
+from logformat.binary_column import BinaryColumn
+from logformat.ids import Epoch, Offset, Sequence, WriterId
+from logformat.log.writer_entry import RememberedBatch, WriterEntry
+from logformat.rows.keys import ROW
+from tests.support.leaves import STATE, an_index
+
+KEYS = [ROW + bytes([number]) for number in range(40)]
+Rows = dict[bytes, bytes]
+ROWS = st.dictionaries(st.sampled_from(KEYS), st.binary(min_size=1, max_size=9), max_size=12)
+SOME_KEYS = st.lists(st.sampled_from(KEYS), max_size=9, unique=True)
+
+
+def entry(number: int) -> WriterEntry:
+    return WriterEntry(Epoch(0), False, (RememberedBatch(Sequence(number), 0, Offset(number), number),))
+
+
+def assert_has(view: View, rows: Mapping[bytes, bytes], writers: Mapping[WriterId, WriterEntry]) -> None:
+    listed = sorted(rows.items())
+    for chunk in (3, 1000):
+        found = [
+            pair for keys, values in view.rows(chunk) for pair in zip(keys.to_list(), values.to_list(), strict=True)
+        ]
+        assert found == listed
+    backwards = [
+        list(zip(each.keys().to_list(), each.values().to_list(), strict=True)) for each in view.found_reversed(3)
+    ]
+    assert [pair for chunk in reversed(backwards) for pair in chunk] == listed
+    there, values = view.find(BinaryColumn.from_list(KEYS))
+    assert there.tolist() == [key in rows for key in KEYS]
+    assert values.to_list() == [rows[key] for key in KEYS if key in rows]
+    assert view.row_count() == len(rows)
+    assert view.writers() == writers
+
+
+class TheMemtable(RuleBasedStateMachine):
+    """One change after the other, with any reads in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = ExitStack()
+        self.index = self.stack.enter_context(an_index())
+        self.memtable = Memtable(self.index)
+        self.end = 0
+        self.rows: Rows = {}
+        self.writers: dict[WriterId, WriterEntry] = {}
+        self.pending, self.pending_writers = dict(self.rows), dict(self.writers)
+        self.views: list[tuple[View, Rows, dict[WriterId, WriterEntry]]] = []
+
+    @rule(rows=ROWS)
+    def put(self, rows: Rows) -> None:
+        self.memtable.put(list(rows), list(rows.values()))
+        self.pending |= rows
+
+    @rule(keys=SOME_KEYS)
+    def delete(self, keys: list[bytes]) -> None:
+        self.memtable.delete(keys)
+        self.pending = {key: row for key, row in self.pending.items() if key not in keys}
+
+    @rule(rows=ROWS)
+    def replace(self, rows: Rows) -> None:
+        assert self.memtable.replace(list(rows), list(rows.values())) == [self.pending.get(key, b"") for key in rows]
+        self.pending |= rows
+
+    @rule(keys=SOME_KEYS)
+    def remove(self, keys: list[bytes]) -> None:
+        assert self.memtable.remove(keys) == [self.pending.get(key, b"") for key in keys]
+        self.pending = {key: row for key, row in self.pending.items() if key not in keys}
+
+    @rule(writer=st.integers(0, 4).map(WriterId), number=st.integers(0, 9), gone=st.booleans())
+    def writer(self, writer: WriterId, number: int, gone: bool) -> None:
+        self.memtable.put_writer(writer, None if gone else entry(number))
+        self.pending_writers[writer] = entry(number)
+        if gone:
+            del self.pending_writers[writer]
+
+    @rule()
+    def publish(self) -> None:
+        self.end += 1
+        self.memtable.publish(STATE._replace(applied_offset=Offset(self.end)))
+        self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
+
+    @rule()
+    def drop(self) -> None:
+        self.memtable.drop()
+        self.pending, self.pending_writers = dict(self.rows), dict(self.writers)
+
+    @rule()
+    def merge(self) -> None:
+        self.drop()
+        self.memtable.merge(self.memtable.published.state)
+        assert self.memtable.is_merged
+        with self.index.view() as view:
+            assert_has(view, self.rows, self.writers)
+
+    @rule(calls=st.sampled_from(["put", "put_writer", "commit"]))
+    def merge_that_fails(self, calls: str) -> None:
+        self.drop()
+
+        def refuse(*_: Any) -> None:
+            raise lmdb.DiskError
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Index, calls, refuse)
+            try:
+                self.memtable.merge(self.memtable.published.state)
+            except lmdb.DiskError:
+                return
+        assert calls == "put_writer"  # there was no writer
+
+    @precondition(lambda self: len(self.views) < 4)
+    @rule(kind=st.sampled_from([Index.view, Index.scan_view]))
+    def open_a_view(self, kind: Any) -> None:
+        view = self.stack.enter_context(self.memtable.view(kind))
+        assert view.state().applied_offset == self.end
+        self.views.append((view, self.rows, self.writers))
+
+    @invariant()
+    def latest_rows(self) -> None:
+        for key in KEYS[::5]:
+            assert self.memtable.value(key) == self.rows.get(key)
+            assert self.memtable.pending_value(key) == self.pending.get(key)
+        assert self.memtable.get(KEYS[:35]) == [self.pending.get(key, b"") for key in KEYS[:35]]
+
+    @invariant()
+    def views_stay_as_they_were(self) -> None:
+        for view, rows, writers in self.views:
+            assert_has(view, rows, writers)
+
+    def teardown(self) -> None:
+        self.stack.close()
+
+
+TestTheMemtable = TheMemtable.TestCase
+
+
+@given(batches=st.lists(ROWS, max_size=30), seen=st.lists(st.booleans(), min_size=30, max_size=30))
+def test_layers_are_few_and_what_was_seen_stays(batches: list[Rows], seen: list[bool]) -> None:
+    layers, model = Layers[bytes, bytes](), Rows()
+    kept: list[tuple[Layers[bytes, bytes], Rows]] = []
+    for batch, is_seen in zip(batches, seen, strict=False):
+        if is_seen:
+            kept.append((layers, dict(model)))
+        layers, model = layers.added(dict(batch), in_place=not is_seen), model | batch
+        sizes = [len(each) for each in layers.dicts]
+        assert len(sizes) <= 7, "each is more than twice as large as the one before it, but for what grew in place"
+    for found, rows in [*kept, (layers, model)]:
+        assert found.all() == rows
+        assert (found.newest(KEYS) or [None] * len(KEYS)) == [rows.get(key) for key in KEYS]
+
+
+@contextmanager
+def merged_meanwhile(memtable: Memtable, index: Index) -> Iterator[View]:
+    """A view of the index, after which the memtable is merged before the view is laid over."""
+    with index.view() as view:
+        if not memtable.is_merged:
+            memtable.merge(memtable.published.state)
+        yield view
+
+
+def test_a_merge_while_a_view_is_opened_hides_nothing(tmp_path: Path) -> None:
+    with an_index(tmp_path) as index:
+        memtable = Memtable(index)
+        memtable.put([KEYS[0]], [b"row"])
+        memtable.publish(STATE._replace(applied_offset=Offset(1)))
+        with memtable.view(lambda index: merged_meanwhile(memtable, index)) as view:
+            assert_has(view, {KEYS[0]: b"row"}, {})
+
+
+def test_a_row_that_is_merged_while_it_is_read_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with an_index(tmp_path) as index:
+        memtable = Memtable(index)
+        get = index.environment.get
+        memtable.put([KEYS[0]], [b"row"])
+        memtable.publish(STATE._replace(applied_offset=Offset(1)))
+
+        def merged_first(key: bytes) -> bytes | None:
+            if not memtable.is_merged:
+                memtable.merge(memtable.published.state)
+            return get(key)
+
+        monkeypatch.setattr(index.environment, "get", merged_first)
+        assert (memtable.value(KEYS[1]), memtable.value(KEYS[0])) == (None, b"row")
+
+
+def test_a_view_stays_as_it_was_after_a_batch_without_rows(tmp_path: Path) -> None:
+    with an_index(tmp_path) as index:
+        memtable = Memtable(index)
+        for number, keys in enumerate((KEYS[:1], KEYS[1:2]), 1):
+            memtable.put(keys, [b"row"])
+            memtable.put_writer(WriterId(number), entry(number))
+            memtable.publish(STATE._replace(applied_offset=Offset(number)))
+        with memtable.view() as view:
+            for number, keys in enumerate(([], KEYS[:3]), 3):
+                memtable.put(keys, [b"later"] * len(keys))
+                memtable.put_writer(WriterId(number), entry(number))
+                memtable.publish(STATE._replace(applied_offset=Offset(number)))
+            assert_has(view, dict.fromkeys(KEYS[:2], b"row"), {WriterId(n): entry(n) for n in (1, 2)})
