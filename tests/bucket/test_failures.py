@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import pyarrow as pa
@@ -334,3 +335,16 @@ def test_writes_go_on_beside_a_scan_that_keeps_the_index_from_growing_until_memo
         assert [row["k"] for row in rows_of(table)] == list(range(-1, acknowledged + 1))
     with kvstore.open(store_path) as store:
         assert store.check().ok
+
+
+@pytest.mark.parametrize("durability", ["sync", "interval", "none"])
+def test_what_a_scan_has_read_is_durable(store_path: Path, durability: Any) -> None:
+    """So Spark's tasks, which other processes run, find what their driver has seen."""
+    options = StoreOptions(durability, commit_wait_ms=60_000, commit_idle_ms=60_000, sync_interval_ms=60_000)
+    with Store(store_path, options) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert({"k": 1, "v": 1})
+        assert table.get(1) == {"k": 1, "v": 1}
+        assert table.bucket(0).handle.committed().applied_offset == (1 if durability == "sync" else 0)
+        assert rows_of(table) == [{"k": 1, "v": 1}]
+        assert table.bucket(0).handle.committed().applied_offset == 1
