@@ -9,6 +9,7 @@ import numpy as np
 
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
+from kvstore.index.leaves import CHUNK_BYTES
 from kvstore.memtable.run import Run, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
@@ -143,6 +144,10 @@ def _laid_over(older: FoundRows, newer: Run) -> Run:
 
 
 def _in_chunks(run: Run, chunk: int) -> Iterator[FoundRows]:
-    for first in range(0, len(run), chunk):
-        part = run.slice(first, min(first + chunk, len(run)))
+    first, ends = 0, run.rows.offsets
+    while first < len(run):
+        of_size = int(np.searchsorted(ends, ends[first] + CHUNK_BYTES))
+        last = min(first + chunk, max(of_size, first + 1), len(run))
+        part = run.slice(first, last)
+        first = last
         yield FoundRows.of(part.keys.moved(), part.rows.moved())
