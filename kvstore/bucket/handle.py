@@ -498,6 +498,8 @@ class BucketHandle:
                     if index.committed_state() == view.state():
                         raise
                     continue
+                if newer is None:
+                    continue  # what the view lacks is in the engine now
                 yield newer
                 return
 
@@ -514,10 +516,10 @@ class BucketHandle:
                         raise
             yield index, view
 
-    def _newer(self, view: View) -> View:
+    def _newer(self, view: View) -> View | None:
+        """A view with what the log has after it; None if the bucket was taken for writing since the view was opened."""
         with self._opening:
-            # A bucket that is taken for writing has everything in its index at first.
-            return view if self._engine is not None else self._reader.newer(view)
+            return self._reader.newer(view) if self._engine is None else None
 
     def ready_for(self, key: bytes) -> tuple[Index, Entry | None]:
         """The index, and what the log has of a key that the index lacks."""

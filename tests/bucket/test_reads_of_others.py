@@ -1,8 +1,10 @@
-"""A get that begins before its process becomes the bucket's writer, and goes on while that writes."""
+"""Reads that begin before their process becomes the bucket's writer, and go on while that writes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -12,9 +14,11 @@ import pytest
 
 import kvstore
 from kvstore.bucket.handle import BucketHandle
-from kvstore.index.index import Index
+from kvstore.index.index import Index, View
 from kvstore.log.log import Log
 from kvstore.memtable.generation import Entry
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
 
@@ -49,3 +53,45 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
         pool.shutdown()
         assert found == {"k": 1, "v": "first"}
         assert table.get(1) == {"k": 1, "v": "second"}
+
+
+def write(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path, commit_wait_ms=60_000, commit_idle_ms=60_000) as store:
+        store.table("t").upsert([{"k": k, "v": "of a process that was killed"} for k in range(3)])
+        pipe.send("acknowledged")
+        pipe.recv()
+
+
+READS: dict[str, tuple[str, Callable[[kvstore.Table], int]]] = {
+    "lookup": ("view", lambda table: table.lookup([{"k": k} for k in range(3)])["v"].drop_null().length()),
+    "scan": ("scan_view", lambda table: len(rows_of(table))),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_that_its_process_overtakes_as_a_writer_has_all_rows(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, read: str
+) -> None:
+    with kvstore.open(store_path) as store:
+        store.create_table("t", SCHEMA, primary_key="k")
+    with Child(write, store_path) as writer:
+        assert writer.hear() == "acknowledged"
+    kind, reads = READS[read]
+    view_of: Callable[[Index], AbstractContextManager[View]] = getattr(Index, kind)
+    waiting = [True]
+
+    with kvstore.open(store_path) as store, ThreadPoolExecutor(1) as pool:
+        table = store.table("t")
+
+        @contextmanager
+        def overtaken(self: Index) -> Iterator[View]:
+            with view_of(self) as view:
+                if waiting:
+                    waiting.clear()
+                    pool.submit(table.upsert, [{"k": 0, "v": "of this process"}]).result()
+                yield view
+
+        assert table.get(0) == {"k": 0, "v": "of a process that was killed"}
+        monkeypatch.setattr(Index, kind, overtaken)
+        assert reads(table) == 3
+        assert not waiting
