@@ -43,7 +43,8 @@ from kvstore.errors import (
 from kvstore.process import this_process
 
 _ENVIRONMENTS_OF_FULL_SIZE = 128
-_WAITS_FOR_GETS, _WAIT_SECONDS = 5_000, 0.0002
+_WAIT_SECONDS = 0.0002
+_WAITS_FOR_GETS, _WAITS_FOR_VIEWS = 5_000, 250
 
 Database: TypeAlias = "lmdb._Database"
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
@@ -329,7 +330,7 @@ class Environment:
             StoreFull: A reader of this process is open. The map stays as it is.
             OutOfAddressSpace: There is no room for a larger map. The map stays as it is.
         """
-        with self._mutex, self._blocked():
+        with self._mutex, self._blocked(waits_for_views=_WAITS_FOR_VIEWS):
             if self.is_read:
                 raise StoreFull(
                     "The index must grow, but a scan of this process is open; finish it and try again.",
@@ -338,14 +339,18 @@ class Environment:
             self._enlarge()
 
     @contextmanager
-    def _blocked(self) -> Iterator[None]:
-        """No read begins meanwhile, and scans that have begun are counted; the caller holds the mutex."""
+    def _blocked(self, waits_for_views: int = 0) -> Iterator[None]:
+        """No read begins meanwhile, and views that have begun are counted; the caller holds the mutex.
+
+        Args:
+            waits_for_views: How often to look whether they have ended, as those of lookups do soon.
+        """
         try:
             self._is_blocked = True
-            for _ in range(_WAITS_FOR_GETS):
-                if not self._gets:
+            for looks in range(_WAITS_FOR_GETS):
+                if not self._gets and not (self._live and looks < waits_for_views):
                     break
-                # It reads one row, so it ends soon; but not if this is a signal's handler that interrupted it.
+                # A get reads one row, so it ends soon; but not if this is a signal's handler that interrupted it.
                 time.sleep(_WAIT_SECONDS)
             yield
         finally:
@@ -468,7 +473,7 @@ class Environment:
 
     def _adopt_size(self) -> None:
         # Another process has grown the map; what it has may be more than this process can.
-        with self._blocked():
+        with self._blocked(waits_for_views=_WAITS_FOR_VIEWS):
             if self.is_read:
                 raise StoreFull(
                     "The index grew, but a scan of this process is open; finish it and try again.",

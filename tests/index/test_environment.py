@@ -7,12 +7,14 @@ import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from kvstore.disk import lmdb_files, lock as locks
+from kvstore.disk import environment as environments, lmdb_files, lock as locks
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
@@ -78,6 +80,24 @@ def test_an_environment_grows_while_another_thread_is_in_a_get(tmp_path: Path, m
         assert getting.result(30) is None
         with environment.read(), pytest.raises(StoreFull, match="a scan of this process is open"):
             environment.grow()
+    environment.close()
+
+
+def test_an_environment_grows_once_short_views_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup holds one for some milliseconds; only a scan, which holds it for long, is named to the user."""
+    environment = open_environment(tmp_path, Files(), map_bytes=MAP_BYTES, create=True)
+    looks: list[float] = []
+    with ExitStack() as view:
+        view.enter_context(environment.read())
+
+        def look_again(seconds: float) -> None:
+            looks.append(seconds)
+            if len(looks) == 3:
+                view.close()
+
+        monkeypatch.setattr(environments, "time", SimpleNamespace(sleep=look_again))
+        environment.grow()
+    assert len(looks) == 3
     environment.close()
 
 
