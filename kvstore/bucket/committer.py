@@ -35,6 +35,7 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, WritePath
+from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
     CorruptData,
@@ -525,6 +526,8 @@ class Committer:
             self._path.commit()
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
+        except MemoryError as error:
+            raise shortage(self._context.place.index, error) from error
         self._is_pressed = False
         self.durable_state = self._path.state
         self._plan(self._clock.monotonic() - began)
@@ -533,7 +536,7 @@ class Committer:
     def _commit_in_time(self) -> None:
         try:
             self._commit()
-        except StoreFull as error:
+        except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)
             self._applied_first = self._applied_last = self._clock.monotonic()

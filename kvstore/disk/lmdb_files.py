@@ -12,7 +12,7 @@ import lmdb
 
 from kvstore.disk import address_space
 from kvstore.disk.files import allocate, refusal
-from kvstore.errors import CorruptData, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, StoreError, StoreFull, UnsupportedOperation
 
 LMDB_FILES = DATA, LOCK = "data.mdb", "lock.mdb"
 """Files that LMDB creates in a directory."""
@@ -23,6 +23,7 @@ _DATABASES_MAX = 1024
 _PROBE_BYTES = 1 << 12
 _OF_THE_DISK = (lmdb.Error, lmdb.DiskError, lmdb.MemoryError)
 """Types of LMDB's errors, exactly, that do not depend on the content of its file."""
+_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError)
 
 Identity = tuple[int, int]
 """Numbers of a file's device and inode."""
@@ -105,13 +106,20 @@ def open_lmdb(
         ) from error
 
 
-def write_refusal(error: lmdb.Error, directory: Path) -> StoreFull:
+def write_refusal(error: lmdb.Error, directory: Path) -> StoreError:
     """The error of the store for one of LMDB in writing an environment, which no other process may write now.
 
-    Where the disk got full in the middle of a write, LMDB says that it failed; so the disk is asked for more room.
+    It is CorruptData where LMDB met a damaged page, and StoreFull otherwise. Where the disk got full in the middle of a
+    write, LMDB says that it failed; so the disk is asked for more room.
     """
     if isinstance(error, lmdb.MemoryError):
         return address_space.shortage(directory, error)
+    if isinstance(error, _DAMAGE):
+        return CorruptData(
+            "LMDB can't write an environment, because a page is damaged; run `kvstore check`.",
+            path=directory,
+            reason=str(error),
+        )
     if isinstance(error, lmdb.DiskError) or not _has_room(directory / DATA):
         return StoreFull("No space on the disk; free some and try again.", path=directory)
     return StoreFull(

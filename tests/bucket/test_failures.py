@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 from kvstore.bucket import handle as handles
-from kvstore.errors import CorruptData, LogFailed, StoreError, StoreFull
+from kvstore.errors import CorruptData, LogFailed, OutOfAddressSpace, StoreError, StoreFull
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.log import segments
@@ -102,6 +102,42 @@ def test_an_index_that_could_not_be_committed_is_recovered_by_the_next_open(
     monkeypatch.undo()
     with kvstore.open(store_path) as store:
         assert store.table("t").get(1) == {"k": 1, "v": 1}
+        assert store.check().ok
+
+
+@pytest.mark.parametrize(
+    ("failure", "named"),
+    [
+        (MemoryError(), OutOfAddressSpace),
+        (lmdb.CorruptedError("Located page was wrong type"), CorruptData),
+        (lmdb.PageNotFoundError("Requested page not found"), CorruptData),
+        (lmdb.DiskError("no space"), StoreFull),
+    ],
+    ids=lambda given: type(given).__name__ if isinstance(given, Exception) else given.__name__,
+)
+def test_a_merge_that_is_due_and_fails_is_tried_again(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, named: type[StoreError]
+) -> None:
+    """What is acknowledged is read and kept meanwhile, and the bucket goes on once the cause is gone."""
+    tried: list[IndexState] = []
+
+    def refuse(index: Index, state: IndexState) -> None:
+        tried.append(state)
+        raise failure
+
+    with kvstore.open(store_path, commit_wait_ms=1, commit_idle_ms=1) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        with monkeypatch.context() as broken:
+            broken.setattr(Index, "commit", refuse)
+            table.upsert({"k": 1, "v": 1})
+            wait_until(lambda: len(tried) > 1)
+            assert table.get(1) == {"k": 1, "v": 1}
+            with pytest.raises(named):
+                store.flush()
+        table.upsert({"k": 2, "v": 2})
+        store.flush()
+        assert rows_of(table) == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
+    with kvstore.open(store_path) as store:
         assert store.check().ok
 
 
