@@ -246,7 +246,7 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
 
 def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
     path.catch_up(LogFiles(place.log, place.identity, files))
-    if synced_end(path.state) != log.end:
+    if synced_end(path.state) != log.end or not path.memtable.is_merged:
         path.commit()
 
 

@@ -18,8 +18,10 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import handle
+from kvstore.bucket import engine, handle, write_path
 from kvstore.bucket.reading import overlay, reader
+from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.write_path import WritePath
 from kvstore.clock import SystemClock
 from kvstore.disk import lock
 from kvstore.disk.files import Files
@@ -89,6 +91,24 @@ def path(store_path: Path) -> Iterator[Path]:
 def create(path: Path, buckets: int = 1) -> None:
     with kvstore.open(path) as store:
         store.create_table("t", SCHEMA, primary_key="k", buckets=buckets)
+
+
+def test_the_next_writer_has_all_rows_in_its_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those after a merge in the middle of recovery: reads that began before have nothing but the index."""
+    killed(path)
+    monkeypatch.setattr(write_path, "REPLAY_TOGETHER_BYTES_MAX", 1)
+    monkeypatch.setattr(write_path, "REPLAY_BYTES_MAX", 10_000)
+    recovered: list[bool] = []
+
+    def opened(*given: Any) -> WritePath:
+        recovered_path = open_for_writing(*given)
+        recovered.append(recovered_path.memtable.is_merged)
+        return recovered_path
+
+    monkeypatch.setattr(engine, "open_for_writing", opened)
+    with kvstore.open(path) as store:
+        store.table("t").upsert({"k": COUNT, "v": 1})
+    assert recovered == [True]
 
 
 # Processes that come at once
