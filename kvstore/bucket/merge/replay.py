@@ -1,8 +1,8 @@
 """Replays changes of the log: only the last change of each key is stored.
 
-Theory of operation. The rows of many batches are grouped by key at once, so that LMDB meets each key once, and in
-order. Then the keys are taken some at a time: their values are encoded, LMDB exchanges them for the old ones, and these
-are verified.
+Theory of operation. The rows of many batches are grouped by key at once, so that each key is met once, and in
+order. Then the keys are taken some at a time: their values are encoded, the memtable exchanges them for the old ones,
+and these are verified.
 """
 
 from __future__ import annotations
