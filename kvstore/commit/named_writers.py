@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.arguments import printable, shown
 from kvstore.commit.coordinator import Commits, Confirm
@@ -20,7 +20,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
 from kvstore.process.calls import Answer, uninterrupted
-from kvstore.request.preparation import request_of
+from kvstore.request.preparation import NO_EPOCH, request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
@@ -57,10 +57,19 @@ class CountedWriter(NamedWriter):
         return self.first_epoch + last
 
 
+class Numbered(NamedTuple):
+    """The writer of a commit, and its number there."""
+
+    writer_id: WriterId
+    epoch: Epoch
+    sequence: Sequence
+
+
 class Writers:
     """Named writers of one table."""
 
     def __init__(self, commits: Commits, catalog: TableCatalog) -> None:
+        self._of_process: WriterId | None = None
         self._table = catalog.table
         self._commits = commits
         self._catalog = catalog
@@ -133,6 +142,35 @@ class Writers:
             for bucket in map(BucketId, range(definition.buckets))
         }
         return self._in_turn(definition, requests, name, epoch, run, takeover=takeover, rest=rest, confirm=confirm)
+
+    def of_transaction(self, name: str | None, epoch: int | None) -> Numbered:
+        """The writer of a commit over several tables, in this table; it is the caller's turn.
+
+        Args:
+            name: None: a writer of this process, of which nothing is asked again.
+            epoch: The number of the commit under the name. It need not be the one after the last: the commits between
+                may have been of other tables.
+
+        Raises:
+            OutOfOrderSequence: The number is too small.
+            InvalidRequest, WriterFenced: The name sends batches, or a run has it.
+        """
+        if name is None or epoch is None:
+            if self._of_process is None:
+                self._of_process = self.new_id()
+            last = self._commits.last_sequence(self._of_process)
+            return Numbered(
+                self._of_process, NO_EPOCH, Sequence(0 if last is None else (last + 1) % (SEQUENCE_MAX + 1))
+            )
+        writer = self._of_run(_name(name), epoch, None, takeover=False)
+        last = self._commits.last_sequence(writer.writer_id)
+        if epoch < writer.first_epoch:
+            raise self._out_of_order(name, epoch, writer, last)
+        if last is None and epoch != writer.first_epoch:
+            writer = self._bound(name, epoch, None, writer.writer_id)
+        elif last is not None and epoch > writer.first_epoch + last + 1:
+            writer = self._bound(name, epoch, None, None)
+        return Numbered(writer.writer_id, writer.epoch, _sequence(writer, epoch))
 
     @uninterrupted
     def is_last(self, name: str, epoch: int) -> bool:

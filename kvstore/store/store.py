@@ -47,6 +47,7 @@ from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
 from kvstore.table.table import Table
+from kvstore.transaction.transaction import Transaction
 from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.ids import TableId
 from logformat.log.arrow_message import Compression
@@ -287,6 +288,36 @@ class Store(AlteredTables, ReadStore):
         if definition is None:
             raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=id)
         return self.table(definition.name)
+
+    def transaction(self, writer: str | None = None, epoch: int | None = None) -> Transaction:
+        """Change rows of several tables by one commit: ``with store.transaction() as tx: tx.upsert("orders", row); …``.
+
+        All of it is written when the block is left, or nothing: not if the block is left by an error, and not if the
+        process dies. What ``tx.get`` returned is a condition: if another one changes such a row before the commit, that
+        raises TransactionConflict, and nothing is written; run the block again. Rows that are only scanned are no
+        conditions. A transaction that writes nothing tests nothing.
+
+        The commit takes all buckets of the tables; another process that writes some hands them over for a moment. If
+        all that was read and written is in one bucket, it is an ordinary write. A reader that reads one table after the
+        other may see the commit in only one of them.
+
+        Args:
+            writer: Name that counts ``epoch``: a transaction that is sent again under the same number, because its
+                answer was lost, is not written again; ``tx.result.duplicated`` is true then. In each table it is a name
+                as of :meth:`kvstore.Table.apply_epoch`.
+            epoch: Number of the transaction under ``writer``; each one more than the last.
+
+        Raises:
+            InvalidRequest: Only one of ``writer`` and ``epoch`` is given.
+            TransactionConflict: At the end of the block: a row that was read has changed. Nothing was written.
+            OutOfOrderSequence: At the end of the block: ``epoch`` is too small. Nothing was written.
+            StoreLocked, StoreFull, CorruptData, LogFailed: At the end of the block; see
+                :meth:`kvstore.Table.apply_epoch`.
+        """
+        self._session.check_writable()
+        return Transaction(
+            self._session, lambda name: self.runtime.open_table(self.runtime.definition(name)), writer, epoch
+        )
 
     def __repr__(self) -> str:
         try:
