@@ -132,18 +132,20 @@ class TableChanges:
         changes = request_of(self._all(), self.definition)
         if not self.read:
             return changes
-        keys = [code for _, code in self.read]
+        before = {code: value for (_, code), value in self.read.items()}
 
         def decide(now: TableDefinition, rows: pa.RecordBatch) -> Changes:
             layout = layout_of(now)
-            there = [(code, value) for (_, code), value in self.read.items() if value]
+            found = dict(zip(layout.encode_keys(rows).to_list(), stored(now, rows), strict=True))
+            there = [(code, value) for code, value in before.items() if value]
             codes, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
-            before, _ = layout.decode_found(codes, values)
-            if stored(now, before) != stored(now, rows):
-                raise TransactionConflict(_CHANGED, table=now.name)
+            same = dict(zip(codes.to_list(), stored(now, layout.decode_found(codes, values)[0]), strict=True))
+            for code in before:
+                if found.get(code) != same.get(code):
+                    raise self._conflict(code)
             return changes.changes
 
-        return ConditionalRequest(keys, decide, self.definition)
+        return ConditionalRequest(list(before), decide, self.definition)
 
     def _row(self, key: _Key) -> pa.RecordBatch | None:
         """The row of a key for this transaction; None if there is none."""
