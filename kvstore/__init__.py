@@ -37,6 +37,7 @@ from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
 from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
+from kvstore.transaction.transaction import Transaction, TransactionResult
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus
 from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
@@ -98,6 +99,8 @@ __all__ = [
     "StreamObjects",
     "Table",
     "TableWriter",
+    "Transaction",
+    "TransactionResult",
     "Undo",
     "Versioned",
     "WriteResult",
