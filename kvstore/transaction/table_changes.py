@@ -25,6 +25,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.given import row_of
 from logformat.rows.intake import Data, Keys
 from logformat.rows.python_rows import rows_of
 
@@ -93,11 +94,14 @@ class TableChanges:
         """See :meth:`Transaction.expect`."""
         found = self._key(key)
         there = self._row(found)
-        if row is None and there is None:
-            return
-        named = {name: column[0].as_py() for name, column in zip(found.row.schema.names, found.row, strict=True)}
-        given = intake.one_batch([row if not isinstance(row, Mapping) else named | dict(row)], self.definition.schema)
-        if row is None or there is None or stored(self.definition, given) != stored(self.definition, there):
+        if row is None or there is None:
+            is_same = row is there
+        else:
+            named = dict(zip(found.row.schema.names, (column[0] for column in found.row.columns), strict=True))
+            whole = named | dict(row) if isinstance(row := row_of(row), Mapping) else row
+            given = intake.one_batch([whole], self.definition.schema)
+            is_same = stored(self.definition, given) == stored(self.definition, there)
+        if not is_same:
             raise self._conflict(found.code)
 
     def verify(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
 from kvstore.commit.parts import apply_together
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.process.calls import Answer, answer_of, uninterrupted
 from kvstore.request.results import AppendResult, WriteResult
 from kvstore.table.access import Access
@@ -184,7 +184,11 @@ class Transaction:
         batches = [changes.requests() for changes in tables]
         with ExitStack() as turns:
             for changes in tables:
-                turns.enter_context(changes.opened.commits.turn())
+                try:
+                    turns.enter_context(changes.opened.commits.turn())
+                except StoreError:
+                    changes.opened.catalog.definition()  # a dropped table is the cause to report
+                    raise
             parts = []
             for changes, requests in zip(tables, batches, strict=True):
                 writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
