@@ -14,8 +14,8 @@ from kvstore.table import sql
 from kvstore.table.read_table import ReadTable
 
 
-class ReadStore(ABC):
-    """An open store that is read; a context manager. :class:`kvstore.Store` adds everything that writes."""
+class ReadTables(ABC):
+    """Tables by name, and SQL over them; a context manager."""
 
     @abstractmethod
     def list_tables(self) -> list[str]:
@@ -30,16 +30,8 @@ class ReadStore(ABC):
         """
 
     @abstractmethod
-    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
-        """Verify everything.
-
-        Args:
-            progress: Called with how much was verified, and of how much.
-        """
-
-    @abstractmethod
     def close(self) -> None:
-        """Close the store; a second call does nothing."""
+        """End reading; a second call does nothing."""
 
     def __getitem__(self, name: str) -> ReadTable:
         return self.table(name)
@@ -89,3 +81,15 @@ class ReadStore(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ReadStore(ReadTables):
+    """An open store that is read. :class:`kvstore.Store` adds everything that writes."""
+
+    @abstractmethod
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
+        """Verify everything.
+
+        Args:
+            progress: Called with how much was verified, and of how much.
+        """

@@ -44,6 +44,7 @@ from kvstore.store.held_indexes import held_indexes, warning_of
 from kvstore.store.metrics import Format, Metrics, metrics
 from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
+from kvstore.store.snapshot import StoreSnapshot
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
 from kvstore.table.table import Table
@@ -317,6 +318,31 @@ class Store(AlteredTables, ReadStore):
         self._session.check_writable()
         return Transaction(
             self._session, lambda name: self.runtime.open_table(self.runtime.definition(name)), writer, epoch
+        )
+
+    def snapshot(self, tables: Sequence[str] | None = None) -> StoreSnapshot:
+        """All tables as they are now, at one cut: ``with store.snapshot() as at: at.table("orders").scan(); …``.
+
+        No commit over several buckets or tables is in one of them and not in another. Writing goes on; what is written
+        later is not seen. While the snapshot is open, indexes that are written grow, as beside a long scan.
+
+        Args:
+            tables: Names of the tables that it has; all if None. Every bucket of them is opened.
+
+        Returns:
+            Tables by name (``at["orders"]``), each a :class:`kvstore.ReadTable`, and ``at.sql(…)`` over all of them.
+            A reader that waits for changes (``follow``) finds none; it ends with the snapshot.
+
+        Raises:
+            NoSuchTable: There is no table of one of the names.
+            Unavailable: A commit is decided and not completed: its process does not go on, or it died and this store
+                may only be read.
+            CorruptData: An index is damaged.
+        """
+        self._session.check_open()
+        names = self.list_tables() if tables is None else [tables] if isinstance(tables, str) else tables
+        return StoreSnapshot(
+            self._session, {name: self.runtime.open_table(self.runtime.definition(name)) for name in names}
         )
 
     def __repr__(self) -> str:
