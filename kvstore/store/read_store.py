@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,8 +53,9 @@ class ReadTables(ABC):
 
         Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
         has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
-        this store and what is given in ``tables``: no files, no network, no variables. Each table is read as it is when
-        its scan begins.
+        this store and what is given in ``tables``: no files, no network, no variables. All tables are read as of one
+        moment, that of the call, as by :meth:`kvstore.Store.snapshot`; in a replica or a shared table, each as it is
+        when its scan begins.
 
         Args:
             query: A SELECT of DuckDB.
@@ -72,7 +74,11 @@ class ReadTables(ABC):
             NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
             CorruptData: A table is damaged. The reader may raise it, too.
         """
-        return sql.run(query, self.list_tables(), self.table, params, tables)
+        return sql.run(query, self.list_tables(), self._at_once, params, tables)
+
+    def _at_once(self, names: Sequence[str]) -> AbstractContextManager[Callable[[str], ReadTable]]:  # noqa: ARG002 - all
+        """The tables that a query names."""
+        return nullcontext(self.table)
 
     def __enter__(self) -> Self:
         return self

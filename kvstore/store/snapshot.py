@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from kvstore.errors import NoSuchTable, StoreClosed
+from kvstore.process.calls import in_background
 from kvstore.store.read_store import ReadTables
 from kvstore.store.session import Session
 from kvstore.table.open_table import OpenTable
@@ -27,9 +28,9 @@ class StoreSnapshot(ReadTables):
 
     def __init__(self, session: Session, tables: Mapping[str, OpenTable]) -> None:
         self._session = session
+        self._is_closed = False
         self._views = ExitStack()
         self._tables = tables_at_one_cut(tables, self._views, read_only=session.read_only)
-        self._is_closed = False
 
     def list_tables(self) -> list[str]:
         """Names of its tables, sorted."""
@@ -51,6 +52,11 @@ class StoreSnapshot(ReadTables):
         """End it, and give its pages back; a second call does nothing."""
         self._is_closed = True
         self._views.close()
+
+    def __del__(self) -> None:
+        """End a snapshot without references, which its user can't end any more."""
+        if not self._is_closed:
+            in_background(self._views.close)
 
     def check_open(self) -> None:
         """Refuse if it has ended, or the store is closed."""

@@ -10,7 +10,8 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -47,6 +48,7 @@ from kvstore.store.session import Session
 from kvstore.store.snapshot import StoreSnapshot
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
+from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
 from kvstore.transaction.transaction import Transaction
 from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
@@ -344,6 +346,11 @@ class Store(AlteredTables, ReadStore):
         return StoreSnapshot(
             self._session, {name: self.runtime.open_table(self.runtime.definition(name)) for name in names}
         )
+
+    @contextmanager
+    def _at_once(self, names: Sequence[str]) -> Iterator[Callable[[str], ReadTable]]:
+        with self.snapshot(names) as at:
+            yield at.table
 
     def __repr__(self) -> str:
         try:

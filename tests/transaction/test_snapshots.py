@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +18,18 @@ import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import NoSuchTable, StoreClosed, Unavailable, UnsupportedOperation
 from kvstore.log.log import Log
+from kvstore.table.open_table import OpenTable
 from kvstore.transaction import cut
 from tests.crash.deaths import dies
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 ROWS = 700
+
+
+def opened(store: kvstore.Store, name: str) -> OpenTable:
+    return store.runtime.open_table(store.runtime.definition(name))
 
 
 @pytest.fixture
@@ -77,6 +84,31 @@ def test_sql_has_one_cut(store: kvstore.Store) -> None:
         put(store, 1)
         found = at.sql("SELECT min(x.v), max(y.v), max(z.v), count(*) FROM a x JOIN b y USING (k) JOIN b z USING (k)")
         assert found.read_all().to_pylist()[0] == {"min(x.v)": 0, "max(y.v)": 0, "max(z.v)": 0, "count_star()": ROWS}
+
+
+def test_a_query_of_the_store_has_one_cut_too(store: kvstore.Store) -> None:
+    found = store.sql("SELECT a.v = b.v AS same, b.v AS v, count(*) FROM a JOIN b USING (k) GROUP BY ALL")
+    put(store, 1)
+    assert found.read_all().to_pylist() == [{"same": True, "v": 0, "count_star()": ROWS}]
+    changes = store.sql("SELECT max(v) AS v FROM changes('a') UNION ALL SELECT max(v) FROM b")
+    put(store, 2)
+    assert changes.read_all().to_pylist() == [{"v": 1}, {"v": 1}]
+
+
+LEFT: dict[str, Callable[[kvstore.Store], object]] = {
+    "a snapshot": lambda store: store.snapshot(),
+    "a query": lambda store: store.sql("FROM a"),
+    "a query that was begun": lambda store: store.sql("FROM b").read_next_batch(),
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_what_is_left_open_and_forgotten_ends(store: kvstore.Store, left: str) -> None:
+    store.flush()
+    LEFT[left](store)
+    gc.collect()
+    environments = [handle.reader().environment for name in "ab" for handle in opened(store, name).handles]
+    wait_until(lambda: not any(each.is_read for each in environments))
 
 
 def test_threads_read_one_snapshot(store: kvstore.Store) -> None:
