@@ -20,7 +20,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
 from kvstore.process.calls import Answer, uninterrupted
-from kvstore.request.preparation import NO_EPOCH, request_of
+from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
@@ -30,6 +30,8 @@ from logformat.rows.intake import empty
 from writer import Identity
 
 NAME_BYTES_MAX = 255
+OF_TRANSACTIONS = "kvstore transactions"
+"""The name under which transactions without a name are counted in each table: replicas know commits by names."""
 TRANSACTION = "spark txn "
 """The names of batch writes of Spark that happen once begin with this."""
 Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
@@ -69,7 +71,6 @@ class Writers:
     """Named writers of one table."""
 
     def __init__(self, commits: Commits, catalog: TableCatalog) -> None:
-        self._of_process: WriterId | None = None
         self._table = catalog.table
         self._commits = commits
         self._catalog = catalog
@@ -147,7 +148,7 @@ class Writers:
         """The writer of a commit over several tables, in this table; it is the caller's turn.
 
         Args:
-            name: None: a writer of this process, of which nothing is asked again.
+            name: None: the one of all transactions without a name, of which none is sent again.
             epoch: The number of the commit under the name. It need not be the one after the last: the commits between
                 may have been of other tables.
 
@@ -156,12 +157,8 @@ class Writers:
             InvalidRequest, WriterFenced: The name sends batches, or a run has it.
         """
         if name is None or epoch is None:
-            if self._of_process is None:
-                self._of_process = self.new_id()
-            last = self._commits.last_sequence(self._of_process)
-            return Numbered(
-                self._of_process, NO_EPOCH, Sequence(0 if last is None else (last + 1) % (SEQUENCE_MAX + 1))
-            )
+            name = OF_TRANSACTIONS
+            epoch = self._next_epoch(name)
         writer = self._of_run(_name(name), epoch, None, takeover=False)
         last = self._commits.last_sequence(writer.writer_id)
         if epoch < writer.first_epoch:
