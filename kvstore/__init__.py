@@ -33,6 +33,7 @@ from kvstore.request.results import AppendResult, WriteResult
 from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.metrics import prometheus_text
 from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.store.snapshot import StoreSnapshot
 from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
 from kvstore.table.read_table import ReadTable
@@ -95,6 +96,7 @@ __all__ = [
     "Store",
     "StoreInReplica",
     "StoreOptions",
+    "StoreSnapshot",
     "StoredImage",
     "StreamObjects",
     "Table",

@@ -131,6 +131,7 @@ def test_a_row_that_was_read_and_changes_is_a_conflict(
     assert conflict.value.where["table"] == "stock"
     assert conflict.value.where["key"] == {"item": "kiwi" if other == "a row where there was none" else "apple"}
     assert (str(rows_of(store["stock"])), orders(store)) == (after, [])
+    assert not list((store.path / "staging").glob("*"))
 
 
 @pytest.mark.parametrize("reads", READS)
