@@ -33,10 +33,12 @@ from kvstore.request.results import AppendResult, WriteResult
 from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.metrics import prometheus_text
 from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
+from kvstore.store.snapshot import StoreSnapshot
 from kvstore.store.store import Store
 from kvstore.table.bucket import Bucket
 from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
+from kvstore.transaction.transaction import Transaction, TransactionResult
 from logformat.catalog.jobs import JobOptions, JobStatistics, JobStatus
 from logformat.log.change import ChangeType
 from logformat.rows.changes import Changes
@@ -94,10 +96,13 @@ __all__ = [
     "Store",
     "StoreInReplica",
     "StoreOptions",
+    "StoreSnapshot",
     "StoredImage",
     "StreamObjects",
     "Table",
     "TableWriter",
+    "Transaction",
+    "TransactionResult",
     "Undo",
     "Versioned",
     "WriteResult",

@@ -190,6 +190,10 @@ class ReplicaBehind(Unavailable):
     """A replica can't be updated from the data there is, or does not reach as far as asked."""
 
 
+class TransactionConflict(InvalidRequest):
+    """A row that a transaction has read, or expects, is another one now. Nothing of it was written."""
+
+
 class Conflict(StoreError):
     """Rows of a patch, or of a statement of Spark SQL, changed after they were read. Nothing was written.
 

@@ -192,16 +192,20 @@ class BucketHandle:
         return self.committed()
 
     def row_count(self) -> int:
-        """Number of rows; of a log table, number of appended records.
+        """See :meth:`kvstore.bucket.reads.BucketReads.row_count`."""
+        self.check_counted()
+        return self.state().row_count
+
+    def check_counted(self) -> None:
+        """Refuse a bucket whose rows are not counted.
 
         Raises:
-            UnsupportedOperation: The rows are not counted, because the changelog is a WAL image.
+            UnsupportedOperation: Its changelog is a WAL image.
         """
         if self._context.catalog.definition().options.changelog_image == "wal":
             raise UnsupportedOperation(
                 "Row count is disabled for this table: its changelog is a WAL image; use scan()."
             )
-        return self.state().row_count
 
     def offsets(self) -> tuple[Offset, Offset]:
         """The first offset that the log holds, and the offset after the last acknowledged change."""

@@ -1,33 +1,26 @@
-"""One commit over all buckets of a table: all or nothing, even if a process dies (docs/format.md).
+"""The turn to commit to all buckets of a table, and commits that a dead process has left open.
 
-1. The process takes every bucket, stages the rows in a file, and runs all checks and merges in each bucket.
-2. If a bucket refuses its batch, nothing was written. Otherwise the commit is journaled, and is decided from then on.
-3. Every bucket appends its batch. A process that takes a bucket without its batch appends it first.
-4. The end of the commit is journaled, and the staged file is removed.
-
-A table has one commit at a time. Another process that writes a bucket hands it over for the duration of the commit.
+A table has one commit at a time (:mod:`kvstore.commit.parts`). The process takes every bucket for it; another process
+that writes a bucket hands it over for the duration of the commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence as Several
-from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeAlias
-from uuid import uuid4
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
+from kvstore.commit.parts import TablePart, apply_together, end
 from kvstore.commit.staging import Staging
-from kvstore.errors import NoSuchTable, StoreError, StoreLocked
-from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.errors import StoreError, StoreLocked
+from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import uninterrupted
-from kvstore.request.request import Prepared, Request
-from kvstore.request.results import AppendResult, WriteResult
-from logformat.catalog.edits import BeginCommit, EndCommit, Payload
+from kvstore.request.request import Request
+from kvstore.request.results import WriteResult
 from logformat.ids import BucketId, Offset, Sequence, WriterId
 
 Confirm: TypeAlias = Callable[[Mapping[BucketId, Offset]], None]
@@ -52,7 +45,7 @@ class Commits:
         self, handles: Several[BucketHandle], lock: CommitLock, staging: Staging, catalog: TableCatalog, clock: Clock
     ) -> None:
         self._table = catalog.table
-        self._handles = dict(enumerate(handles))
+        self._handles = {BucketId(bucket): handle for bucket, handle in enumerate(handles)}
         self._lock = lock
         self._staging = staging
         self._catalog = catalog
@@ -117,58 +110,13 @@ class Commits:
             StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed
                 when a bucket without its batch is written again. Otherwise nothing was written.
         """
-        first = requests[BucketId(0)]
-        commit = OpenCommit(f"{self._table}-{uuid4().hex}", first.writer_id, first.writer_epoch, first.sequence)
-        decision: Future[bool] = Future()
-        parts = {bucket: Prepared(request, decision) for bucket, request in requests.items()}
-        if len(parts) == 1:
-            self._append_alone(parts[BucketId(0)], confirm)
-            return WriteResult({BucketId(0): parts[BucketId(0)].answer.result()})
-        takes_place = False
-        try:
-            for bucket, part in parts.items():
-                self._handles[bucket].prepare(part)
-            self._staging.write(commit, definition, {b: request.changes for b, request in requests.items()})
-            answers = {bucket: part.ready.result() for bucket, part in parts.items()}
-            if all(answer.duplicated for answer in answers.values()):
-                return WriteResult(answers)
-            if confirm is not None:
-                confirm({bucket: answer.first_offset for bucket, answer in answers.items() if not answer.duplicated})
-            self._journal.append(self._about(BeginCommit, commit))
-            takes_place = True
-        finally:
-            # A bucket that gets False although the commit is journaled appends the batch before anything else.
-            decision.set_result(takes_place)
-            if not takes_place and commit not in self._catalog.writers().commits:
-                self._staging.remove(commit.commit_id)
-        return WriteResult(self._answers(parts, commit))
+        part = self.part(definition, requests)
+        (result,) = apply_together([part], None if confirm is None else lambda: confirm(part.begins_at()))
+        return result
 
-    def _append_alone(self, part: Prepared, confirm: Confirm | None) -> None:
-        """Append the batch of the only bucket: one batch is all or nothing by itself, and is not staged."""
-        is_confirmed = confirm is None
-        if is_confirmed:
-            part.decision.set_result(True)
-        try:
-            self._handles[BucketId(0)].prepare(part)
-            if confirm is not None:
-                answer = part.ready.result()
-                if not answer.duplicated:
-                    confirm({BucketId(0): answer.first_offset})
-                is_confirmed = True
-        finally:
-            if not part.decision.done():
-                part.decision.set_result(is_confirmed)
-
-    def _answers(self, parts: Mapping[BucketId, Prepared], commit: OpenCommit) -> dict[BucketId, AppendResult]:
-        wait([part.answer for part in parts.values()])
-        try:
-            answers = {bucket: part.answer.result() for bucket, part in parts.items()}
-        except StoreError as error:
-            error.where["committed"] = True
-            raise
-        with suppress(StoreError):  # every bucket has its batch; the next turn journals the end
-            self._end(commit)
-        return answers
+    def part(self, definition: TableDefinition, requests: Mapping[BucketId, Request]) -> TablePart:
+        """What a commit has for this table; see :meth:`apply`."""
+        return TablePart(self._handles, self._staging, self._catalog, definition, requests)
 
     def _settle(self) -> None:
         commits = self._catalog.writers().commits
@@ -176,31 +124,8 @@ class Commits:
             for handle in self._handles.values():
                 handle.settle()
             for commit in commits:
-                self._end(commit)
+                end(self._catalog, self._staging, commit)
         self._staging.sweep(())
-
-    def _end(self, commit: OpenCommit) -> None:
-        # If this edit is lost, the next commit finds that every bucket has its batch.
-        self._journal.append(self._about(EndCommit, commit), may_wait=True)
-        self._staging.remove(commit.commit_id)
-
-    def _about(
-        self, kind: type[BeginCommit] | type[EndCommit], commit: OpenCommit
-    ) -> Callable[[CatalogState], Payload]:
-        def decide(state: CatalogState) -> Payload:
-            if self._table not in state.tables:
-                raise NoSuchTable("The table was dropped.", table_id=self._table)
-            if kind is EndCommit:
-                return EndCommit(table_id=self._table, commit_id=commit.commit_id)
-            return BeginCommit(
-                table_id=self._table,
-                commit_id=commit.commit_id,
-                writer_id=commit.writer_id,
-                writer_epoch=commit.writer_epoch,
-                sequence=commit.sequence,
-            )
-
-        return decide
 
     @contextmanager
     def _all_taken(self) -> Iterator[None]:

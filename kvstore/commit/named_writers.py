@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from kvstore.arguments import printable, shown
 from kvstore.commit.coordinator import Commits, Confirm
@@ -30,6 +30,8 @@ from logformat.rows.intake import empty
 from writer import Identity
 
 NAME_BYTES_MAX = 255
+OF_TRANSACTIONS = "kvstore transactions"
+"""The name under which transactions without a name are counted in each table: replicas know commits by names."""
 TRANSACTION = "spark txn "
 """The names of batch writes of Spark that happen once begin with this."""
 Rest: TypeAlias = Callable[[], Mapping[BucketId, Changes]]
@@ -55,6 +57,14 @@ class CountedWriter(NamedWriter):
         if self.kind != "epochs" or (last := self._last(self.writer_id)) is None:
             return None
         return self.first_epoch + last
+
+
+class Numbered(NamedTuple):
+    """The writer of a commit, and its number there."""
+
+    writer_id: WriterId
+    epoch: Epoch
+    sequence: Sequence
 
 
 class Writers:
@@ -133,6 +143,31 @@ class Writers:
             for bucket in map(BucketId, range(definition.buckets))
         }
         return self._in_turn(definition, requests, name, epoch, run, takeover=takeover, rest=rest, confirm=confirm)
+
+    def of_transaction(self, name: str | None, epoch: int | None) -> Numbered:
+        """The writer of a commit over several tables, in this table; it is the caller's turn.
+
+        Args:
+            name: None: the one of all transactions without a name, of which none is sent again.
+            epoch: The number of the commit under the name. It need not be the one after the last: the commits between
+                may have been of other tables.
+
+        Raises:
+            OutOfOrderSequence: The number is too small.
+            InvalidRequest, WriterFenced: The name sends batches, or a run has it.
+        """
+        if name is None or epoch is None:
+            name = OF_TRANSACTIONS
+            epoch = self._next_epoch(name)
+        writer = self._of_run(_name(name), epoch, None, takeover=False)
+        last = self._commits.last_sequence(writer.writer_id)
+        if epoch < writer.first_epoch:
+            raise self._out_of_order(name, epoch, writer, last)
+        if last is None and epoch != writer.first_epoch:
+            writer = self._bound(name, epoch, None, writer.writer_id)
+        elif last is not None and epoch > writer.first_epoch + last + 1:
+            writer = self._bound(name, epoch, None, None)
+        return Numbered(writer.writer_id, writer.epoch, _sequence(writer, epoch))
 
     @uninterrupted
     def is_last(self, name: str, epoch: int) -> bool:

@@ -178,15 +178,17 @@ class Journal:
                 pass  # its begin does it; see Environment.show_last_commit
 
     @uninterrupted
-    def append(self, decide: Callable[[CatalogState], Payload], *, may_wait: bool = False) -> CatalogState:
-        """Add an edit.
+    def append(
+        self, decide: Callable[[CatalogState], Payload | Sequence[Payload]], *, may_wait: bool = False
+    ) -> CatalogState:
+        """Add an edit; or several, all or none: no process sees the catalog between them, nor does one after a crash.
 
         Args:
-            decide: Returns the edit, given the state with all edits before it; raises to add none.
-            may_wait: Whether the edit may become durable later, because its loss does no harm.
+            decide: Returns the edit or edits, given the state with all edits before them; raises to add none.
+            may_wait: Whether they may become durable later, because their loss does no harm.
 
         Returns:
-            The state with the edit.
+            The state with them.
 
         Raises:
             StoreLocked: Another process edits the catalog and does not finish. Nothing was added.
@@ -198,26 +200,11 @@ class Journal:
         if may_wait and self._sync == "NO_SYNC":
             self.check_leads()
             with self._mutex:
-                self._waiting.append(decide(self._with_waiting()))
+                self._waiting += _several(decide(self._with_waiting()))
                 self._known = -1, self._state
                 self._wake_later()
                 return self._with_waiting()
-        return self._appended(lambda state: [decide(state)], durable=not may_wait)
-
-    @uninterrupted
-    def append_together(self, decide: Callable[[CatalogState], Sequence[Payload]]) -> CatalogState:
-        """Add edits of one moment, all or none: no process sees the catalog between them, nor does one after a crash.
-
-        Args:
-            decide: Returns the edits, given the state with all edits before them; raises to add none.
-
-        Returns:
-            The state with the edits.
-
-        Raises:
-            StoreLocked, StoreFull, WriterFenced, LogFailed: See :meth:`append`.
-        """
-        return self._appended(decide, durable=True)
+        return self._appended(lambda state: _several(decide(state)), durable=not may_wait)
 
     def _appended(self, decide: Callable[[CatalogState], Sequence[Payload]], *, durable: bool) -> CatalogState:
         self.check_leads()
@@ -616,6 +603,10 @@ class Journal:
             journal_ends=last,
             known=state.txid,
         )
+
+
+def _several(given: Payload | Sequence[Payload]) -> Sequence[Payload]:
+    return [given] if isinstance(given, Payload) else given
 
 
 def _is_late(state: CatalogState, payload: Payload) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,8 +15,8 @@ from kvstore.table import sql
 from kvstore.table.read_table import ReadTable
 
 
-class ReadStore(ABC):
-    """An open store that is read; a context manager. :class:`kvstore.Store` adds everything that writes."""
+class ReadTables(ABC):
+    """Tables by name, and SQL over them; a context manager."""
 
     @abstractmethod
     def list_tables(self) -> list[str]:
@@ -30,16 +31,8 @@ class ReadStore(ABC):
         """
 
     @abstractmethod
-    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
-        """Verify everything.
-
-        Args:
-            progress: Called with how much was verified, and of how much.
-        """
-
-    @abstractmethod
     def close(self) -> None:
-        """Close the store; a second call does nothing."""
+        """End reading; a second call does nothing."""
 
     def __getitem__(self, name: str) -> ReadTable:
         return self.table(name)
@@ -60,8 +53,9 @@ class ReadStore(ABC):
 
         Tables are found by their names, in which upper and lower case are the same. ``changes('files', start, end)``
         has the rows of :meth:`Table.changelog`; ``start`` and ``end`` may be left out. A query reads only tables of
-        this store and what is given in ``tables``: no files, no network, no variables. Each table is read as it is when
-        its scan begins.
+        this store and what is given in ``tables``: no files, no network, no variables. All tables are read as of one
+        moment, that of the call, as by :meth:`kvstore.Store.snapshot`; in a replica or a shared table, each as it is
+        when its scan begins.
 
         Args:
             query: A SELECT of DuckDB.
@@ -80,7 +74,11 @@ class ReadStore(ABC):
             NoSuchTable, OffsetOutOfRange: There is no such table for ``changes``, or no such offset.
             CorruptData: A table is damaged. The reader may raise it, too.
         """
-        return sql.run(query, self.list_tables(), self.table, params, tables)
+        return sql.run(query, self.list_tables(), self._at_once, params, tables)
+
+    def _at_once(self, names: Sequence[str]) -> AbstractContextManager[Callable[[str], ReadTable]]:  # noqa: ARG002 - all
+        """The tables that a query names."""
+        return nullcontext(self.table)
 
     def __enter__(self) -> Self:
         return self
@@ -89,3 +87,15 @@ class ReadStore(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class ReadStore(ReadTables):
+    """An open store that is read. :class:`kvstore.Store` adds everything that writes."""
+
+    @abstractmethod
+    def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
+        """Verify everything.
+
+        Args:
+            progress: Called with how much was verified, and of how much.
+        """

@@ -10,7 +10,8 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -44,9 +45,12 @@ from kvstore.store.held_indexes import held_indexes, warning_of
 from kvstore.store.metrics import Format, Metrics, metrics
 from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
+from kvstore.store.snapshot import StoreSnapshot
 from kvstore.table.declared_schema import SchemaGiven, schema_of
 from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
+from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
+from kvstore.transaction.transaction import Transaction
 from logformat.catalog.edits import ChangelogImage, CreateTable, DeleteBehavior
 from logformat.ids import TableId
 from logformat.log.arrow_message import Compression
@@ -287,6 +291,66 @@ class Store(AlteredTables, ReadStore):
         if definition is None:
             raise NoSuchTable("The store has no table with this id; it may have been dropped.", id=id)
         return self.table(definition.name)
+
+    def transaction(self, writer: str | None = None, epoch: int | None = None) -> Transaction:
+        """Change rows of several tables by one commit: ``with store.transaction() as tx: tx.upsert("orders", row); …``.
+
+        All of it is written when the block is left, or nothing: not if the block is left by an error, and not if the
+        process dies. What ``tx.get`` returned is a condition: if another one changes such a row before the commit, that
+        raises TransactionConflict, and nothing is written; run the block again. Rows that are only scanned are no
+        conditions. A transaction that writes nothing tests nothing.
+
+        The commit takes all buckets of the tables; another process that writes some hands them over for a moment. If
+        all that was read and written is in one bucket, it is an ordinary write. A reader that reads one table after the
+        other may see the commit in only one of them.
+
+        Args:
+            writer: Name that counts ``epoch``: a transaction that is sent again under the same number, because its
+                answer was lost, is not written again; ``tx.result.duplicated`` is true then. In each table it is a name
+                as of :meth:`kvstore.Table.apply_epoch`.
+            epoch: Number of the transaction under ``writer``; each one more than the last.
+
+        Raises:
+            InvalidRequest: Only one of ``writer`` and ``epoch`` is given.
+            TransactionConflict: At the end of the block: a row that was read has changed. Nothing was written.
+            OutOfOrderSequence: At the end of the block: ``epoch`` is too small. Nothing was written.
+            StoreLocked, StoreFull, CorruptData, LogFailed: At the end of the block; see
+                :meth:`kvstore.Table.apply_epoch`.
+        """
+        self._session.check_writable()
+        return Transaction(
+            self._session, lambda name: self.runtime.open_table(self.runtime.definition(name)), writer, epoch
+        )
+
+    def snapshot(self, tables: Sequence[str] | None = None) -> StoreSnapshot:
+        """All tables as they are now, at one cut: ``with store.snapshot() as at: at.table("orders").scan(); …``.
+
+        No commit over several buckets or tables is in one of them and not in another. Writing goes on; what is written
+        later is not seen. While the snapshot is open, indexes that are written grow, as beside a long scan.
+
+        Args:
+            tables: Names of the tables that it has; all if None. Every bucket of them is opened.
+
+        Returns:
+            Tables by name (``at["orders"]``), each a :class:`kvstore.ReadTable`, and ``at.sql(…)`` over all of them.
+            A reader that waits for changes (``follow``) finds none; it ends with the snapshot.
+
+        Raises:
+            NoSuchTable: There is no table of one of the names.
+            Unavailable: A commit is decided and not completed: its process does not go on, or it died and this store
+                may only be read.
+            CorruptData: An index is damaged.
+        """
+        self._session.check_open()
+        names = self.list_tables() if tables is None else [tables] if isinstance(tables, str) else tables
+        return StoreSnapshot(
+            self._session, {name: self.runtime.open_table(self.runtime.definition(name)) for name in names}
+        )
+
+    @contextmanager
+    def _at_once(self, names: Sequence[str]) -> Iterator[Callable[[str], ReadTable]]:
+        with self.snapshot(names) as at:
+            yield at.table
 
     def __repr__(self) -> str:
         try:

@@ -171,7 +171,7 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
         if rows.num_rows != (there is not None):
             return None
-        if there is not None and _stored(definition, _completed(there, definition, rows)) != _stored(definition, rows):
+        if there is not None and stored(definition, _completed(there, definition, rows)) != stored(definition, rows):
             return None
         return Changes.upserts(intake.conform(given, schema_given(definition, definition.schema, None)))
 
@@ -219,7 +219,7 @@ def _completed(given: pa.RecordBatch, definition: TableDefinition, stored: pa.Re
     return intake.conform(given, definition.schema)
 
 
-def _stored(definition: TableDefinition, rows: pa.RecordBatch) -> list[bytes]:
+def stored(definition: TableDefinition, rows: pa.RecordBatch) -> list[bytes]:
     """Rows as they are stored."""
     layout = layout_of(definition)
     sums = key_sums(layout.encode_keys(rows))

@@ -166,7 +166,7 @@ class TableDirectories:
 
         try:
             with nullcontext() if replaced is None else replaced.turn():
-                self._journal.append_together(decide)
+                self._journal.append(decide)
         except _IdTaken:
             return False
         if rows is not None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from hashlib import sha256
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -25,9 +25,6 @@ from kvstore.table.read_table import ReadTable
 from logformat.rows.given import arrow_of
 from logformat.rows.python_values import MISFITS
 
-if TYPE_CHECKING:
-    from kvstore.table.dataset import TableDataset
-
 CONFIGURATION = {
     "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
@@ -35,6 +32,8 @@ CONFIGURATION = {
     "temp_directory": "",
     "lock_configuration": "true",
 }
+AtOnce: TypeAlias = Callable[[Sequence[str]], AbstractContextManager[Callable[[str], ReadTable]]]
+"""Opens tables by their names, and gives one after the other by its name."""
 _CHANGES = "changes"
 _PLACES = [("start", ("full", "earliest", "latest")), ("end", ("latest",))]
 _WRITES = {"ALTER", "COPY", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"}
@@ -47,7 +46,7 @@ _MACRO = """CREATE MACRO changes
 def run(
     query: str,
     names: Sequence[str],
-    table: Callable[[str], ReadTable],
+    at_once: AtOnce,
     params: Sequence[Any] | Mapping[str, Any] | None = None,
     tables: Mapping[str, Any] | None = None,
 ) -> pa.RecordBatchReader:
@@ -55,7 +54,7 @@ def run(
 
     Args:
         names: Names of all tables.
-        table: Returns the table of a name.
+        at_once: Opens the tables that the query names.
     """
     if not isinstance(query, str):
         raise InvalidRequest("A query is text.", query=shown(query))
@@ -81,7 +80,13 @@ def run(
                 raise InvalidRequest(
                     "`sql` only reads; write by the methods of a table, such as `upsert`.", query=shown(query)
                 )
-            for name, found in chain(_named(connection, query, names, table), given.items()):
+            wanted = list(_named(connection, query, names))
+            table = stack.enter_context(at_once([name for _, name, _ in wanted]))
+            ours = (
+                (known_as, table(name).dataset() if places is None else table(name).changes_dataset(*places))
+                for known_as, name, places in wanted
+            )
+            for name, found in chain(ours, given.items()):
                 connection.register(name, found.keeping_errors(failed) if isinstance(found, TableDataset) else found)
             relation = connection.sql(query, params=params or None)
             if relation is None:
@@ -93,12 +98,15 @@ def run(
 
     def batches() -> Iterator[pa.RecordBatch]:
         with open_until_read:
+            yield pa.record_batch([])
             try:
                 yield from reader
             except (duckdb.Error, pa.ArrowException, OSError) as error:
                 raise refused(error) from error
 
-    return pa.RecordBatchReader.from_batches(reader.schema, batches())
+    begun = batches()
+    next(begun)  # what is open is closed, then, also if nothing is read of it
+    return pa.RecordBatchReader.from_batches(reader.schema, begun)
 
 
 def _given(tables: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -143,21 +151,19 @@ def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidReque
     return InvalidRequest("This query can't be run.", query=shown(query), reason=reason, tables=list(names))
 
 
-def _named(
-    connection: Any, query: str, names: Sequence[str], table: Callable[[str], ReadTable]
-) -> Iterator[tuple[str, TableDataset]]:
-    """What a query names, by the name under which it looks for it."""
+def _named(connection: Any, query: str, names: Sequence[str]) -> Iterator[tuple[str, str, Sequence[Any] | None]]:
+    """What a query names: the name under which it looks for it, the table, and for changes their start and end."""
     same = Counter(name.lower() for name in names)
     there = {name.lower(): name for name in names if same[name.lower()] == 1}
     ((text,),) = connection.execute("SELECT json_serialize_sql(?)", [query]).fetchall()
     tree = json.loads(text)
     is_select = not tree["error"]  # other statements, such as PRAGMA, may be about all tables; so is SHOW TABLES
     if not is_select or any(node.get("type") == "SHOW_REF" for node in _nodes(tree)):
-        yield from ((name, table(name).dataset()) for name in there.values())
+        yield from ((name, name, None) for name in there.values())
         return
     for node in _nodes(tree):
         if node.get("type") == "BASE_TABLE" and (found := there.pop(node["table_name"].lower(), None)) is not None:
-            yield found, table(found).dataset()
+            yield found, found, None
         elif node.get("type") == "TABLE_FUNCTION" and node["function"]["function_name"].lower() == _CHANGES:
             given = [_literal(each) for each in node["function"]["arguments"]]
             name, *rest = given or [""]
@@ -166,7 +172,7 @@ def _named(
                 for text, (argument, words) in zip(rest, _PLACES, strict=False)  # DuckDB refuses what is too much
             ]
             digest = sha256("\n".join(given).encode()).hexdigest()  # any text is a name, then
-            yield f"{_CHANGES}_{digest}", table(name).changes_dataset(*places)
+            yield f"{_CHANGES}_{digest}", name, places
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -11,9 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,6 +24,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
+from tests.crash.deaths import die, dies
 from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
 from tests.support.proof import Proves
@@ -39,27 +38,6 @@ KEYS = range(12)
 
 def changes(value: int) -> kvstore.Changes:
     return kvstore.Changes.of([("upsert", {"k": k, "v": value}) for k in KEYS], SCHEMA)
-
-
-def die(*_: object) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def dies(kind: type, name: str, *, call: int = 0, after: bool = False) -> None:
-    """Have this process die before or after a call of a method."""
-    real: Callable[..., Any] = getattr(kind, name)
-    calls = count()  # one thread after the other takes a number
-
-    def planted(*arguments: Any, **named: Any) -> Any:
-        mine = next(calls)
-        if mine == call and not after:
-            die()
-        result = real(*arguments, **named)
-        if mine == call:
-            die()
-        return result
-
-    setattr(kind, name, planted)
 
 
 # Each says where a process dies that has the store open and is about to commit, and whether the commit takes place.

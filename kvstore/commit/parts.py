@@ -1,0 +1,210 @@
+"""One commit of what one table or several are to get: all or nothing, even if a process dies (docs/format.md).
+
+1. Every bucket checks and merges its batch and waits; meanwhile the batches are staged, in a file for each table.
+2. If a bucket refuses its batch, nothing was written. Otherwise the commit is journaled, for all tables in one step,
+   and is decided from then on.
+3. Every bucket appends its batch. A process that takes a bucket without its batch appends it first.
+4. For each table the end of the commit is journaled, and the staged file is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence as Several
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from uuid import uuid4
+
+from kvstore.bucket.handle import BucketHandle
+from kvstore.commit.staging import Staging
+from kvstore.errors import NoSuchTable, StoreError
+from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState, TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.meta.writers import OpenCommit
+from kvstore.request.request import Prepared, Request
+from kvstore.request.results import AppendResult, WriteResult
+from logformat.catalog.edits import BeginCommit, EndCommit
+from logformat.ids import BucketId, Offset
+
+
+class TablePart:
+    """What a commit has for one table.
+
+    Args:
+        handles: The table's buckets.
+        requests: A batch for each bucket, all with the same writer, epoch and sequence.
+    """
+
+    def __init__(
+        self,
+        handles: Mapping[BucketId, BucketHandle],
+        staging: Staging,
+        catalog: TableCatalog,
+        definition: TableDefinition,
+        requests: Mapping[BucketId, Request],
+    ) -> None:
+        first = requests[BucketId(0)]
+        commit_id = f"{catalog.table}-{uuid4().hex}"
+        self._commit = OpenCommit(commit_id, first.writer_id, first.writer_epoch, first.sequence)
+        self._handles = handles
+        self._staging = staging
+        self._catalog = catalog
+        self._definition = definition
+        self._requests = requests
+        self._batches: dict[BucketId, Prepared] = {}
+
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether the table has one bucket."""
+        return len(self._requests) == 1
+
+    @property
+    def journal(self) -> Journal:
+        """The journal of the store."""
+        return self._catalog.journal
+
+    def begins_at(self) -> dict[BucketId, Offset]:
+        """The offset at which each batch is about to be appended, for those that were not applied before."""
+        ready = {bucket: batch.ready.result() for bucket, batch in self._batches.items()}
+        return {bucket: answer.first_offset for bucket, answer in ready.items() if not answer.duplicated}
+
+    def append_alone(self, confirm: Callable[[], None] | None) -> WriteResult:
+        """Append the batch of the only bucket: one batch is all or nothing by itself, and is not staged."""
+        decision: Future[bool] = Future()
+        is_confirmed = confirm is None
+        if is_confirmed:
+            decision.set_result(True)
+        try:
+            self.prepare(decision)
+            if confirm is not None:
+                if self.begins_at():
+                    confirm()
+                is_confirmed = True
+        finally:
+            if not decision.done():
+                decision.set_result(is_confirmed)
+        return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
+
+    def prepare(self, decision: Future[bool]) -> None:
+        """Have every bucket apply its batch and wait for the decision."""
+        self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
+        for bucket, batch in self._batches.items():
+            self._handles[bucket].prepare(batch)
+
+    def stage(self) -> None:
+        """Store the batches for a process that may have to complete the commit; they are durable on return."""
+        changes = {bucket: request.changes for bucket, request in self._requests.items()}
+        self._staging.write(self._commit, self._definition, changes)
+
+    def discard(self) -> None:
+        """Remove what was staged, unless the commit is journaled after all."""
+        if self._commit not in self._catalog.writers().commits:
+            self._staging.remove(self._commit.commit_id)
+
+    def begun(self, state: CatalogState) -> BeginCommit:
+        """The edit that decides the commit.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+        """
+        if self._catalog.table not in state.tables:
+            raise NoSuchTable("The table was dropped.", table_id=self._catalog.table)
+        commit = self._commit
+        return BeginCommit(
+            table_id=self._catalog.table,
+            commit_id=commit.commit_id,
+            writer_id=commit.writer_id,
+            writer_epoch=commit.writer_epoch,
+            sequence=commit.sequence,
+        )
+
+    def earlier(self) -> WriteResult | None:
+        """The first answer, if every bucket had its batch before.
+
+        Raises:
+            InvalidRequest, WriterRejected: A bucket refuses its batch.
+        """
+        ready = {bucket: batch.ready.result() for bucket, batch in self._batches.items()}
+        return WriteResult(ready) if all(answer.duplicated for answer in ready.values()) else None
+
+    def appended(self) -> WriteResult:
+        """Wait until every bucket has appended its batch, and end the commit.
+
+        Raises:
+            StoreFull, CorruptData, LogFailed: A bucket could not. The commit stays open.
+        """
+        wait([batch.answer for batch in self._batches.values()])
+        answers: dict[BucketId, AppendResult] = {}
+        for bucket, batch in self._batches.items():
+            answers[bucket] = batch.answer.result()
+        with suppress(StoreError):  # every bucket has its batch; the next turn journals the end
+            end(self._catalog, self._staging, self._commit)
+        return WriteResult(answers)
+
+
+def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None = None) -> list[WriteResult]:
+    """Apply the parts of a commit, all or none; it is the caller's turn in each table.
+
+    Args:
+        parts: At most one for each table.
+        confirm: Called before the commit is decided, unless it was applied before. No bucket of these tables is written
+            meanwhile, so it must not wait for one. If it raises an error of the store, nothing is written.
+
+    Returns:
+        The result of each part.
+
+    Raises:
+        InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
+        StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed when a
+            bucket without its batch is written again. Otherwise nothing was written.
+    """
+    if len(parts) == 1 and parts[0].is_one_batch:
+        return [parts[0].append_alone(confirm)]
+    decision: Future[bool] = Future()
+    takes_place = False
+    try:
+        for part in parts:
+            part.prepare(decision)
+        for part in parts:
+            part.stage()
+        earlier = [part.earlier() for part in parts]
+        new = [part for part, result in zip(parts, earlier, strict=True) if result is None]
+        if new:
+            if confirm is not None:
+                confirm()
+            parts[0].journal.append(lambda state: [part.begun(state) for part in new])
+            takes_place = True
+    finally:
+        # A bucket that gets False although the commit is journaled appends the batch before anything else.
+        decision.set_result(takes_place)
+        for part in parts:
+            if not takes_place:
+                part.discard()
+    results, failed = [], None
+    for part, result in zip(parts, earlier, strict=True):
+        if result is not None:
+            if takes_place:
+                part.discard()
+            results.append(result)
+            continue
+        try:
+            results.append(part.appended())
+        except StoreError as error:
+            failed = failed or error
+    if failed is not None:
+        failed.where["committed"] = True
+        raise failed
+    return results
+
+
+def end(catalog: TableCatalog, staging: Staging, commit: OpenCommit) -> None:
+    """Record that every bucket of a table has its batch of a commit, and remove what was staged for it."""
+
+    def decide(state: CatalogState) -> EndCommit:
+        if catalog.table not in state.tables:
+            raise NoSuchTable("The table was dropped.", table_id=catalog.table)
+        return EndCommit(table_id=catalog.table, commit_id=commit.commit_id)
+
+    # If this edit is lost, the next commit finds that every bucket has its batch.
+    catalog.journal.append(decide, may_wait=True)
+    staging.remove(commit.commit_id)

@@ -1,0 +1,212 @@
+"""What a transaction has read and changed of one table.
+
+* A row that was read is kept as it is stored: the commit finds out by its bytes whether it is still the same.
+* Changes are kept in their order, and the rows after them by key, so that the transaction reads what it wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kvstore.errors import TransactionConflict, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
+from kvstore.request.partition import buckets_of_rows, spread
+from kvstore.request.preparation import request_of
+from kvstore.request.request import ConditionalRequest, Request
+from kvstore.request.row_layout import layout_of
+from kvstore.request.targets import filled, schema_given
+from kvstore.table.conditional import replacement, stored
+from kvstore.table.open_table import OpenTable
+from logformat.binary_column import BinaryColumn
+from logformat.ids import BucketId
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+from logformat.rows.given import row_of
+from logformat.rows.intake import Data, Keys
+from logformat.rows.python_rows import rows_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """A key of the table: its one row of columns, and its bytes in the index of its bucket."""
+
+    row: pa.RecordBatch
+    code: bytes
+    bucket: BucketId
+
+
+class TableChanges:
+    """What a transaction has read and changed of one table.
+
+    Args:
+        opened: What the process has open of the table.
+
+    Attributes:
+        opened: The argument.
+        definition: The table when the transaction first used it: columns are called by their names of then.
+        read: By bucket and key, the stored row that was read first; empty if there was none.
+    """
+
+    def __init__(self, opened: OpenTable) -> None:
+        self.opened = opened
+        self.definition = opened.catalog.definition()
+        self.read: dict[tuple[BucketId, bytes], bytes] = {}
+        self._changes: list[Changes] = []
+        self._after: dict[bytes, pa.RecordBatch | None] = {}
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._changes)
+
+    def get(self, key: Keys) -> dict[str, Any] | None:
+        """See :meth:`Transaction.get`."""
+        row = self._row(self._key(key))
+        return None if row is None else next(rows_of(row, self.definition.schema))
+
+    def upsert(self, data: Data) -> None:
+        """See :meth:`Transaction.upsert`."""
+        wanted = schema_given(self.definition, self.definition.schema, None)
+        for rows in intake.record_batches(data, wanted, fills=True):
+            self._add(Changes.upserts(rows))
+
+    def delete(self, keys: Keys) -> None:
+        """See :meth:`Transaction.delete`."""
+        self._check_keyed()
+        rows = intake.key_rows(keys, layout_of(self.definition).key_schema)
+        self._add(Changes.deletes(rows, self.definition.schema))
+
+    def put_if(self, row: Any, expected: Any) -> None:
+        """See :meth:`Transaction.put_if`."""
+        self._check_keyed()
+        key_row, decide = replacement(self.definition, row, expected)
+        there = self._row(key := self._key_of(key_row))
+        changes = decide(self.definition, intake.empty(self.definition.schema) if there is None else there)
+        if changes is None:
+            raise self._conflict(key.code)
+        self._add(changes)
+
+    def expect(self, key: Keys, row: Any) -> None:
+        """See :meth:`Transaction.expect`."""
+        found = self._key(key)
+        there = self._row(found)
+        if row is None or there is None:
+            is_same = row is there
+        else:
+            named = dict(zip(found.row.schema.names, (column[0] for column in found.row.columns), strict=True))
+            whole = named | dict(row) if isinstance(row := row_of(row), Mapping) else row
+            given = intake.one_batch([whole], self.definition.schema)
+            is_same = stored(self.definition, given) == stored(self.definition, there)
+        if not is_same:
+            raise self._conflict(found.code)
+
+    def verify(self) -> None:
+        """Verify that every row that was read is still the same; no bucket is written meanwhile.
+
+        Raises:
+            TransactionConflict: One is not.
+        """
+        for (bucket, code), value in self.read.items():
+            if (self.opened.handles[bucket].value(code) or b"") != value:
+                raise self._conflict(code)
+
+    def requests(self) -> dict[BucketId, Request]:
+        """The batch of each bucket, empty where nothing is changed.
+
+        Raises:
+            InvalidRequest: One is too large, or the table takes no deletes.
+        """
+        parts = dict(spread(self.definition, self._all(), BucketId(0)))
+        nothing = Changes.upserts(intake.empty(self.definition.schema))
+        buckets = map(BucketId, range(self.definition.buckets))
+        return {bucket: request_of(parts.get(bucket, nothing), self.definition) for bucket in buckets}
+
+    def only_bucket(self) -> BucketId | None:
+        """The only bucket of all that was read and changed; None if there are several."""
+        changed = [bucket for bucket, part in spread(self.definition, self._all(), BucketId(0)) if len(part)]
+        buckets = {*changed, *(bucket for bucket, _ in self.read)}
+        return buckets.pop() if len(buckets) == 1 else None
+
+    def conditional(self) -> Request | ConditionalRequest:
+        """All changes as one request to the only bucket, which is refused if a row that was read has changed."""
+        changes = request_of(self._all(), self.definition)
+        if not self.read:
+            return changes
+        before = {code: value for (_, code), value in self.read.items()}
+
+        def decide(now: TableDefinition, rows: pa.RecordBatch) -> Changes:
+            layout = layout_of(now)
+            found = dict(zip(layout.encode_keys(rows).to_list(), stored(now, rows), strict=True))
+            there = [(code, value) for code, value in before.items() if value]
+            codes, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
+            same = dict(zip(codes.to_list(), stored(now, layout.decode_found(codes, values)[0]), strict=True))
+            for code in before:
+                if found.get(code) != same.get(code):
+                    raise self._conflict(code)
+            return changes.changes
+
+        return ConditionalRequest(list(before), decide, self.definition)
+
+    def _row(self, key: _Key) -> pa.RecordBatch | None:
+        """The row of a key for this transaction; None if there is none."""
+        if key.code in self._after:
+            if self.definition.options.merge_engine != "last_row" or self.definition.options.auto_increment is not None:
+                raise UnsupportedOperation(
+                    "The row that this transaction has written is known once it is committed: the table merges rows, or"
+                    " fills a column.",
+                    table=self.definition.name,
+                )
+            return self._after[key.code]
+        if (key.bucket, key.code) not in self.read:
+            self.read[key.bucket, key.code] = self.opened.handles[key.bucket].value(key.code) or b""
+        if not (value := self.read[key.bucket, key.code]):
+            return None
+        # Read after the value, so that it has its schema.
+        layout = layout_of(self.opened.catalog.definition().named_as(self.definition))
+        found, _ = layout.decode_found(BinaryColumn.from_list([key.code]), BinaryColumn.from_list([value]))
+        return found.select(self.definition.schema.names)
+
+    def _key(self, key: Keys) -> _Key:
+        self._check_keyed()
+        return self._key_of(intake.key_rows([key], layout_of(self.definition).key_schema))
+
+    def _key_of(self, row: pa.RecordBatch) -> _Key:
+        (code,) = layout_of(self.definition).encode_keys(row).to_list()
+        return _Key(row, code, BucketId(int(buckets_of_rows(self.definition, row)[0])))
+
+    def _check_keyed(self) -> None:
+        if self.definition.primary_key is None:
+            raise UnsupportedOperation(
+                "A log table has no key; its rows can only be appended.", table=self.definition.name
+            )
+
+    def _add(self, changes: Changes) -> None:
+        if not len(changes):
+            return
+        self._changes.append(changes)
+        if self.definition.primary_key is None:
+            return
+        codes = layout_of(self.definition).encode_keys(changes.rows).to_list()
+        rows = filled(changes.rows, self.definition.schema)
+        for place, (code, is_delete) in enumerate(zip(codes, changes.is_delete.to_pylist(), strict=True)):
+            self._after[code] = None if is_delete else rows.slice(place, 1)
+
+    def _all(self) -> Changes:
+        if not self._changes:
+            return Changes.upserts(intake.empty(self.definition.schema))
+        rows = [filled(each.rows, self.definition.schema) for each in self._changes]
+        return Changes(pa.concat_batches(rows), pa.concat_arrays([each.is_delete for each in self._changes]))
+
+    def _conflict(self, code: bytes) -> TransactionConflict:
+        key = pa.RecordBatch.from_arrays(
+            layout_of(self.definition).keys.decode(BinaryColumn.from_list([code])),
+            schema=layout_of(self.definition).key_schema,
+        )
+        return TransactionConflict(_CHANGED, table=self.definition.name, key=key.to_pylist()[0])
+
+
+_CHANGED = "A row that the transaction has read, or expects, is another one now; run it again."

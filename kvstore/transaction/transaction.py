@@ -1,0 +1,219 @@
+"""Commits over several tables: ``with store.transaction() as tx: …``.
+
+Theory of operation. Until the block is left nothing is written and no lock is held. Then the commit takes the turn of
+each table, in order of their ids, has every bucket apply its part, verifies that what was read is still the same, and
+decides by one edit of the catalog for all tables (:mod:`kvstore.commit.parts`). If all that was read and written is in
+one bucket, it is an ordinary write of that bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any, Self
+
+from kvstore.arguments import integer_within, shown
+from kvstore.commit.parts import apply_together
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.process.calls import Answer, answer_of, uninterrupted
+from kvstore.request.results import AppendResult, WriteResult
+from kvstore.table.access import Access
+from kvstore.table.open_table import OpenTable
+from kvstore.transaction.table_changes import TableChanges
+from logformat.ids import OFFSET_MAX, BucketId
+from logformat.rows.intake import Data, Keys
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """Result of a transaction.
+
+    Attributes:
+        offsets: By name of the table and bucket, what was appended; tables of which it changed nothing are left out.
+    """
+
+    offsets: dict[str, dict[BucketId, AppendResult]] = field(default_factory=dict)
+
+    @property
+    def duplicated(self) -> bool:
+        """Whether it had been applied before, under the same ``writer`` and ``epoch``."""
+        return bool(self.offsets) and all(
+            each.duplicated for by_bucket in self.offsets.values() for each in by_bucket.values()
+        )
+
+
+class Transaction:
+    """Changes of several tables that become one commit, and rows that must not change before it.
+
+    Made by :meth:`kvstore.Store.transaction`; a context manager, for one thread.
+
+    Args:
+        access: Whether the store is open, and may be written.
+        opened: Returns what the process has open of a table, by its name; raises if there is none.
+        writer, epoch: See :meth:`kvstore.Store.transaction`.
+
+    Attributes:
+        result: What was written; None before the block was left without an error.
+    """
+
+    def __init__(
+        self, access: Access, opened: Callable[[str], OpenTable], writer: str | None = None, epoch: int | None = None
+    ) -> None:
+        if (writer is None) != (epoch is None):
+            raise InvalidRequest(
+                "Give `writer` and `epoch` together: the name counts epochs, so that each is committed once.",
+                writer=shown(writer),
+                epoch=shown(epoch),
+            )
+        self._writer = writer
+        self._epoch = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
+        self._access = access
+        self._opened = opened
+        self._tables: dict[str, TableChanges] = {}
+        self._is_open = False
+        self.result: TransactionResult | None = None
+
+    def __enter__(self) -> Self:
+        if self._is_open or self.result is not None:
+            raise InvalidRequest("A transaction is used once; begin another one with store.transaction().")
+        self._is_open = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        if error is None:
+            self._access.check_writable()
+            self.result = self._committed()
+
+    def get(self, table: str, key: Keys) -> dict[str, Any] | None:
+        """The row of a key, or None, with what this transaction has written.
+
+        The answer is a condition of the commit: if another one changes the row before, that raises TransactionConflict.
+
+        Args:
+            key: A scalar, a tuple in key order, or a dict.
+
+        Raises:
+            NoSuchTable: There is no table of that name.
+            SchemaMismatch: The key does not fit.
+            UnsupportedOperation: It is a log table; or the transaction has written the row, and the table merges rows
+                or fills a column.
+            CorruptData: The row is damaged.
+        """
+        return self._of(table).get(key)
+
+    def upsert(self, table: str, data: Data) -> None:
+        """Store rows with the commit, each in place of the stored row of its key; for a log table, append them.
+
+        Args:
+            data: See :meth:`kvstore.Table.upsert`.
+
+        Raises:
+            NoSuchTable: There is no table of that name.
+            SchemaMismatch: A row does not fit. The transaction goes on without any of these rows, or with those of the
+                batches before it where ``data`` is an iterator of several.
+        """
+        self._of(table).upsert(data)
+
+    def delete(self, table: str, keys: Keys) -> None:
+        """Remove the rows of keys with the commit; a key without a row is no error.
+
+        Args:
+            keys: See :meth:`kvstore.Table.delete`.
+
+        Raises:
+            NoSuchTable: There is no table of that name.
+            SchemaMismatch: A key does not fit. The transaction goes on without any of them.
+            UnsupportedOperation: It is a log table.
+        """
+        self._of(table).delete(keys)
+
+    def put_if(self, table: str, row: Any, expected: Any) -> None:
+        """Store a row with the commit if the row of its key is, and still will be, the expected one.
+
+        Args:
+            row, expected: See :meth:`kvstore.Table.put_if`.
+
+        Raises:
+            TransactionConflict: It is another one. Leave the block by it: then nothing is written.
+            NoSuchTable, InvalidRequest, UnsupportedOperation: See :meth:`kvstore.Table.put_if`.
+        """
+        self._of(table).put_if(row, expected)
+
+    def expect(self, table: str, key: Keys, row: Any) -> None:
+        """Verify that the row of a key is, and still will be at the commit, the expected one.
+
+        Args:
+            key: See :meth:`get`.
+            row: The whole row, with or without its key; None if there is to be none.
+
+        Raises:
+            TransactionConflict: It is another one. Leave the block by it: then nothing is written.
+            NoSuchTable, SchemaMismatch, UnsupportedOperation: See :meth:`get`.
+        """
+        self._of(table).expect(key, row)
+
+    def _of(self, table: str) -> TableChanges:
+        if not self._is_open:
+            raise InvalidRequest("A transaction is used within its block: with store.transaction() as tx: …")
+        self._access.check_open()
+        if table not in self._tables:
+            opened = self._opened(table)
+            known = (each for each in self._tables.values() if each.opened.catalog.table == opened.catalog.table)
+            self._tables[table] = next(known, None) or TableChanges(opened)  # it may have been renamed meanwhile
+        return self._tables[table]
+
+    def _committed(self) -> TransactionResult:
+        named = {changes: name for name, changes in reversed(self._tables.items())}
+        tables = sorted(named, key=lambda changes: changes.definition.id)
+        if not any(changes.is_changed for changes in tables):
+            return TransactionResult()
+        if self._writer is None and len(tables) == 1 and (bucket := tables[0].only_bucket()) is not None:
+            return TransactionResult({named[tables[0]]: {bucket: _alone(tables[0], bucket)}})
+        results = zip(tables, self._in_turn(tables), strict=True)
+        return TransactionResult({named[each]: result.by_bucket for each, result in results if each.is_changed})
+
+    @uninterrupted
+    def _in_turn(self, tables: list[TableChanges]) -> list[WriteResult]:
+        # Prepared here, before other processes have to wait.
+        batches = [changes.requests() for changes in tables]
+        with ExitStack() as turns:
+            for changes in tables:
+                try:
+                    turns.enter_context(changes.opened.commits.turn())
+                except StoreError:
+                    changes.opened.catalog.definition()  # a dropped table is the cause to report
+                    raise
+            parts = []
+            for changes, requests in zip(tables, batches, strict=True):
+                writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
+                numbered = {
+                    bucket: replace(
+                        request,
+                        writer_id=writer.writer_id,
+                        sequence=writer.sequence,
+                        writer_epoch=writer.epoch,
+                        answer=Answer(),
+                    )
+                    for bucket, request in requests.items()
+                }
+                parts.append(changes.opened.commits.part(changes.definition, numbered))
+
+            def verify() -> None:
+                for changes in tables:
+                    changes.verify()
+
+            return apply_together(parts, verify)
+
+
+def _alone(changes: TableChanges, bucket: BucketId) -> AppendResult:
+    request = changes.conditional()
+    changes.opened.handles[bucket].submit(request)
+    answer: Future[Any] = request.answer
+    result: AppendResult = answer_of(answer)
+    return result
