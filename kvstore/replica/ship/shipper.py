@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshots import snapshot
 from kvstore.disk.files import read_file
@@ -52,6 +53,9 @@ from logformat.replica.object_file import (
     leader_name,
 )
 from logformat.urls import shown_url
+
+_CUT_LOOKS = 100
+"""How often a round looks for a moment without a commit; one takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +147,7 @@ class Shipper:
         self._runtime.flush()
         self._as_of_ms = self._runtime.clock.now_ms()
         # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
-        ends = self._ends()
+        ends = self._ends_at_a_cut()
         if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
             self._check_not_replaced()
             return Shipment(0, 0, 0)
@@ -433,6 +437,20 @@ class Shipper:
             leader_epoch=epoch,
             ours=self.epoch,
         )
+
+    def _ends_at_a_cut(self) -> dict[Stream, tuple[BucketHandle, Offset]]:
+        """The ends of all buckets, where no transaction over several tables is in only one of them.
+
+        A commit that does not end is not waited for: then a copy may end between its tables.
+        """
+        for _ in range(_CUT_LOOKS):
+            before = self._runtime.catalog()
+            ends = self._ends()
+            is_still = not any(writers.commits for writers in before.writers.values())
+            if is_still and self._runtime.catalog().txid == before.txid:
+                return ends
+            pause()
+        return ends
 
     def _ends(self, known: Container[Stream] = ()) -> dict[Stream, tuple[BucketHandle, Offset]]:
         """The ends of all buckets but those that are known."""
