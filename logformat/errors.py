@@ -15,6 +15,7 @@
     │   ├── UnsupportedOperation    the table or the store can't do this
     │   ├── OffsetOutOfRange        the log does not have that offset
     │   ├── RowsRefused             some rows of a writer were refused; all others were written
+    │   ├── TransactionConflict     a row that a transaction has read is another one now: run it again
     │   ├── NotAStore               the directory holds no store
     │   ├── StoreClosed             open the store again
     │   └── ForkedStore             open the store in this process

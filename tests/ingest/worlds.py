@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,16 +83,18 @@ def moments(at: Moment) -> Iterator[None]:
     mutex = threading.RLock()
     journal_append, log_append, taken_add = Journal.append, Log.append, Taken.add
 
-    def edited(self: Journal, decide: Callable[[Any], Payload], **named: Any) -> Any:
+    def edited(self: Journal, decide: Callable[[Any], Payload | Sequence[Payload]], **named: Any) -> Any:
         made: list[Payload] = []
 
-        def noted(state: Any) -> Payload:
-            made[:] = [decide(state)]
-            return made[0]
+        def noted(state: Any) -> Payload | Sequence[Payload]:
+            decided = decide(state)
+            made[:] = [decided] if isinstance(decided, Payload) else decided
+            return decided
 
         with mutex:
             found = journal_append(self, noted, **named)
-            at(type(made[0]).__name__)
+            for each in made:
+                at(type(each).__name__)
         return found
 
     def appended(self: Log, *arguments: Any, **named: Any) -> Any:
