@@ -22,7 +22,6 @@ RANGES = {
     # A segment ends before 4 GiB, and a group of batches is one write: half is left for the last group.
     "segment_bytes_max": (1, 2 << 30),
     "log_bytes_max": (1, OFFSET_MAX),
-    "commit_bytes_max": (1, OFFSET_MAX),
     "commit_wait_ms": (1, _MS_MAX),
     "commit_idle_ms": (1, _MS_MAX),
     "edits_per_journal": (1, OFFSET_MAX),
@@ -30,6 +29,7 @@ RANGES = {
     "batch_rows_max": (1, RECORDS_MAX // 2),  # an update is two records
 }
 """Smallest and largest value of each option."""
+MEMTABLE_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,11 @@ class StoreOptions:
         log_bytes_max: The oldest segments of a log are removed while the segments after them have this many bytes,
             except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
             independently.
-        commit_bytes_max: What waits in memory is merged into the index, and committed there, once it takes this many
-            bytes,
-        commit_wait_ms: or this long after the first of it was acknowledged, or four times as long as the last merge
-            took,
+        memtable_bytes: What all buckets of the store have acknowledged and not yet merged into their indexes may take
+            this much memory, about; then it is merged. None: 128 MiB a bucket and 768 MiB for all, or a quarter of the
+            memory that is available, if that is less.
+        commit_wait_ms: It is also merged this long after the first of it was acknowledged, or four times as long as the
+            last merge took,
         commit_idle_ms: or once nothing was written for this long, or for half as long as the last merge took.
         journal_sync: When a catalog edit whose loss is harmless becomes durable: the end of a commit over several
             buckets, the progress of a consumer. ``SYNC``: at once. ``WRITE_NO_SYNC``: with the next edit. ``NO_SYNC``:
@@ -63,7 +64,7 @@ class StoreOptions:
     sync_interval_ms: int = 100
     segment_bytes_max: int = 256 << 20
     log_bytes_max: int = OFFSET_MAX
-    commit_bytes_max: int = 128 << 20
+    memtable_bytes: int | None = None
     commit_wait_ms: int = 200
     commit_idle_ms: int = 20
     journal_sync: JournalSync = "SYNC"
@@ -75,6 +76,8 @@ class StoreOptions:
         for name, words in (("durability", get_args(Durability)), ("journal_sync", get_args(JournalSync))):
             if getattr(self, name) not in words:
                 raise InvalidRequest(f"{name} must be one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
+        if self.memtable_bytes is not None:
+            integer_within("memtable_bytes", self.memtable_bytes, MEMTABLE_BYTES_MIN, OFFSET_MAX)
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))
 

@@ -12,7 +12,7 @@ import kvstore
 from benchmarks.rows import SCHEMA, Rows
 
 BATCH_ROWS = 50_000
-_LATER: dict[str, Any] = {"commit_idle_ms": 2**31 - 1, "commit_wait_ms": 2**31 - 1, "commit_bytes_max": 1 << 40}
+_LATER: dict[str, Any] = {"commit_idle_ms": 2**31 - 1, "commit_wait_ms": 2**31 - 1, "memtable_bytes": 1 << 40}
 
 
 def rebuilt(work: Path, rows: int) -> dict[str, Any]:

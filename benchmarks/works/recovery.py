@@ -33,7 +33,7 @@ _BEHIND_BYTES = 257
 _ROW_BYTES = {NARROW.name: 40, WIDE.name: 340}
 _STORED_ROWS = {NARROW.name: 1, WIDE.name: 0.2}
 """Rows that are updated, for each row of the setting."""
-_NEVER: dict[str, Any] = {"commit_idle_ms": 2**31 - 1, "commit_wait_ms": 2**31 - 1, "commit_bytes_max": 1 << 40}
+_NEVER: dict[str, Any] = {"commit_idle_ms": 2**31 - 1, "commit_wait_ms": 2**31 - 1, "memtable_bytes": 1 << 40}
 
 
 def line_of(shape: str, kind: str, *, of: str = "CPU") -> str:

@@ -218,6 +218,7 @@ class Committer:
             self._path.log.sync()  # makes acknowledged batches durable, wherever the directory is now
         finally:
             self._thread.join()
+            self._note_size(0)
             self._path.close()
 
     def _run(self) -> None:
@@ -385,7 +386,7 @@ class Committer:
             return error
         with self._turn_taken():
             try:
-                if self._is_pressed or self.memtable.published.size >= self._options.commit_bytes_max:
+                if self._is_pressed or self._is_full():
                     self._merge()  # the last one failed
                 self._prepare()
                 return work()
@@ -450,6 +451,7 @@ class Committer:
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
             self._path.publish()
+            self._note_size(self.memtable.published.size)
             self._applied_last = self._clock.monotonic()
             if is_first:
                 self._applied_first = self._applied_last
@@ -510,7 +512,14 @@ class Committer:
         deadline = self._deadline()
         if deadline is None:
             return False
-        return deadline <= self._clock.monotonic() or self.memtable.published.size >= self._options.commit_bytes_max
+        return deadline <= self._clock.monotonic() or self._is_full()
+
+    def _is_full(self) -> bool:
+        return self._context.budget.is_reached(self.memtable.published.size)
+
+    def _note_size(self, size: int) -> None:
+        identity = self._context.place.identity
+        self._context.budget.note(identity.table_id, identity.bucket_id, size)
 
     def _commit(self) -> None:
         with self._turn_taken():
@@ -529,6 +538,7 @@ class Committer:
         except MemoryError as error:
             raise shortage(self._context.place.index, error) from error
         self._is_pressed = False
+        self._note_size(0)
         self.durable_state = self._path.state
         self._plan(self._clock.monotonic() - began)
         self._meter.commit.since(began)

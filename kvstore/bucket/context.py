@@ -13,6 +13,7 @@ from kvstore.bucket.commit_lock import CommitLock
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.log.segments import LogIdentity
+from kvstore.memtable.budget import Budget
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
@@ -66,6 +67,7 @@ class BucketContext:
         commit_lock: Lock of the table's commits over several buckets.
         staged: Batches that these commits have staged.
         meter: Counts and durations of the table's work.
+        budget: How much memory the memtables of the store may take.
     """
 
     place: BucketPlace
@@ -76,6 +78,7 @@ class BucketContext:
     clock: Clock
     options: StoreOptions
     meter: TableMeter
+    budget: Budget
 
     def reader_positions(self) -> AbstractContextManager[Iterable[Offset]]:
         """Positions of registered readers of the bucket's log; see :meth:`TableCatalog.reader_positions`."""

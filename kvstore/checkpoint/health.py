@@ -43,6 +43,8 @@ class Health:
         segments: First edits of the journal's segments, in order.
         warnings: Problems that need attention, one sentence each.
         held: Large indexes whose free pages a reader holds; see :class:`kvstore.index.space.HeldIndex`.
+        memtable_bytes: Memory of what this process has acknowledged and not yet merged into indexes, about.
+        memtable_limit: What that may take; see ``memtable_bytes`` of :func:`kvstore.open`.
     """
 
     txid: Txid
@@ -50,6 +52,8 @@ class Health:
     segments: list[Txid]
     warnings: list[str] = field(default_factory=list)
     held: list[HeldIndex] = field(default_factory=list)
+    memtable_bytes: int = 0
+    memtable_limit: int = 0
 
     @property
     def edits_behind_image(self) -> int:

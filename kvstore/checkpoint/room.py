@@ -9,6 +9,7 @@ from pathlib import Path
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import StoreError, StoreFull, Unavailable
 from kvstore.meta import image
+from kvstore.process.memory import available_memory
 from logformat import paths
 
 PROCESS_BYTES = 128 << 20
@@ -16,11 +17,6 @@ PROCESS_BYTES = 128 << 20
 _STATE_PER_BYTE = 12
 """Memory for each byte of an image: its objects, twice, because it is read back; measured: 4 to 10."""
 _SPARE_BYTES = 16 << 20
-
-MEMINFO = Path("/proc/meminfo")
-"""Where the system says how much memory is available."""
-CGROUP = Path("/sys/fs/cgroup")
-"""Where a container says how much memory it has."""
 
 
 def obstacle(store: Path) -> StoreError | None:
@@ -47,30 +43,6 @@ def obstacle(store: Path) -> StoreError | None:
             needed_bytes=needed,
             available_bytes=available,
         )
-    return None
-
-
-def available_memory() -> int | None:
-    """Bytes of memory available to a new process; None where the system does not say."""
-    found = [bytes for bytes in (_of_machine(), _of_group()) if bytes is not None]
-    return min(found, default=None)
-
-
-def _of_machine() -> int | None:
-    with suppress(OSError):
-        for line in MEMINFO.read_text().splitlines():
-            name, _, amount = line.partition(":")
-            if name == "MemAvailable":
-                return int(amount.split()[0]) << 10
-    return None
-
-
-def _of_group() -> int | None:
-    """Memory left in the container's limit."""
-    with suppress(OSError, ValueError):  # no container, or no limit ("max")
-        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        pages = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        return limit - used + int(pages.get("inactive_file", 0))  # the system frees these when needed
     return None
 
 

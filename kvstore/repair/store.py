@@ -30,6 +30,7 @@ from kvstore.errors import (
     WriterFenced,
 )
 from kvstore.index.open_readers import OpenReaders
+from kvstore.memtable.budget import Budget
 from kvstore.meta.consumers import moved_back
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import Leadership
@@ -289,6 +290,7 @@ class StoreRepair:
         repaired = {}
         parts = open_table(
             *(self._path, store_id, table, journal, _OPTIONS, self._files, self._clock, TableMeter(self._clock)),
+            budget=Budget(_OPTIONS.memtable_bytes),
             read_only=lambda: True,
             readers=OpenReaders(),
         )

@@ -21,7 +21,9 @@ _HELP = {
     "kvstore_log_bytes_total": ("counter", ("table",), "Their bytes."),
     "kvstore_gets_total": ("counter", ("table",), "Calls of get, counted in steps of 32: up to 31 are missing."),
     "kvstore_append_seconds": ("summary", ("table",), "Groups of requests, from the first change to the answers."),
-    "kvstore_commit_seconds": ("summary", ("table",), "Commits of indexes."),
+    "kvstore_commit_seconds": ("summary", ("table",), "Merges into indexes."),
+    "kvstore_memtable_bytes": ("gauge", ("table",), "Memory of what is acknowledged and not yet in the indexes."),
+    "kvstore_memtable_limit_bytes": ("gauge", (), "What that may take, of all tables together."),
     "kvstore_get_seconds": ("summary", ("table",), "One in 32 calls of get."),
     "kvstore_fsync_seconds": ("summary", (), "Syncs of logs and other files."),
     "kvstore_checkpoint_seconds": ("summary", (), "Checkpoints of the catalog that succeeded."),
@@ -51,7 +53,9 @@ def prometheus_text(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ..
 
 def _found(runtime: StoreRuntime) -> Metrics:
     meters, catalog = runtime.meter.tables, runtime.catalog()
-    tables = {catalog.tables[id].name: meter for id, meter in meters.items() if id in catalog.tables}
+    names = {id: catalog.tables[id].name for id in meters if id in catalog.tables}
+    tables = {name: meters[id] for id, name in names.items()}
+    sizes = runtime.budget.sizes()
     written = {name: meter.written for name, meter in tables.items()}
     return {
         "kvstore_batches_total": {name: batches for name, (batches, _, _) in written.items()},
@@ -60,6 +64,8 @@ def _found(runtime: StoreRuntime) -> Metrics:
         "kvstore_gets_total": {name: GETS_TIMED * meter.get.read().count for name, meter in tables.items()},
         "kvstore_append_seconds": {name: asdict(meter.append.read()) for name, meter in tables.items()},
         "kvstore_commit_seconds": {name: asdict(meter.commit.read()) for name, meter in tables.items()},
+        "kvstore_memtable_bytes": {name: sizes.get(id, 0) for id, name in names.items()},
+        "kvstore_memtable_limit_bytes": runtime.budget.limit,
         "kvstore_get_seconds": {name: asdict(meter.get.read()) for name, meter in tables.items()},
         "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
         "kvstore_checkpoint_seconds": asdict(runtime.meter.checkpoint.read()),

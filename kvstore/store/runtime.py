@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TypeAlias
 from uuid import UUID, uuid4
@@ -36,6 +36,7 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.index.open_readers import OpenReaders
+from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
 from kvstore.meta.state import CatalogState, TableDefinition
@@ -86,6 +87,7 @@ class StoreRuntime:
         self._files = files
         self._clock = clock = SteadyClock(clock)
         self.meter = Meter(clock)
+        self.budget = Budget(options.memtable_bytes)
         files.syncs = self.meter.sync
         self._mutex = threading.Lock()
         self._tables: dict[TableId, OpenTable] = {}
@@ -158,7 +160,9 @@ class StoreRuntime:
 
     def health(self) -> Health:
         """Status of the catalog."""
-        return health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
+        found = health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
+        sizes = self.budget.sizes()
+        return replace(found, memtable_bytes=sum(sizes.values()), memtable_limit=self.budget.limit)
 
     def damaged_images(self) -> list[str]:
         """Reasons why damaged images can't be used."""
@@ -227,6 +231,7 @@ class StoreRuntime:
                 self._tables[definition.id] = open_table(
                     *(self.path, self._identity.store_id, definition, self._journal),
                     *(self.options, self._files, self._clock, self.meter.table(definition.id)),
+                    budget=self.budget,
                     read_only=lambda: not self.writes,
                     readers=self._readers,
                 )

@@ -17,6 +17,7 @@ from uuid import UUID
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.index.open_readers import OpenReaders
+from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import TableDefinition
@@ -85,6 +86,7 @@ def _opened(
 ) -> Iterator[OpenTable]:
     table = open_table(
         *(made, store_id, definition, journal, options, files, clock, TableMeter(clock)),
+        budget=Budget(options.memtable_bytes),
         read_only=lambda: False,
         readers=OpenReaders(),
     )

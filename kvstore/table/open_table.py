@@ -20,6 +20,7 @@ from kvstore.commit.staging import Staging
 from kvstore.disk.files import Files
 from kvstore.errors import StoreError
 from kvstore.index.open_readers import OpenReaders
+from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
@@ -88,12 +89,14 @@ def open_table(
     clock: Clock,
     meter: TableMeter,
     *,
+    budget: Budget,
     read_only: Callable[[], bool],
     readers: OpenReaders,
 ) -> OpenTable:
     """Open a table; no file is opened yet.
 
     Args:
+        budget: See :class:`kvstore.bucket.context.BucketContext`.
         read_only, readers: See :class:`BucketHandle`.
     """
     table = definition.id
@@ -103,7 +106,7 @@ def open_table(
         BucketHandle(
             BucketContext(
                 BucketPlace.of(store, store_id, table, BucketId(bucket)),
-                *(catalog, lock, staging, files, clock, options, meter),
+                *(catalog, lock, staging, files, clock, options, meter, budget),
             ),
             read_only=read_only,
             readers=readers,

@@ -350,7 +350,7 @@ def test_a_scan_of_many_newer_rows_needs_no_room_for_the_index(
 
 
 def test_writes_go_on_beside_a_scan_that_keeps_the_index_from_growing_until_memory_is_used_up(store_path: Path) -> None:
-    with kvstore.open(store_path, map_bytes=1 << 20, commit_bytes_max=4 << 20) as store:
+    with kvstore.open(store_path, map_bytes=1 << 20, memtable_bytes=4 << 20) as store:
         table = store.create_table("t", {"k": "int64", "s": "string"}, primary_key="k")
         table.upsert({"k": -1, "s": ""})
         scan = table.scan()

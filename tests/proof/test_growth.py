@@ -107,7 +107,7 @@ def bucket_stays(open_store: OpenStore, path: Path, run: Run, tell: Tell, proves
     """The same keys get new values; the log expires by its size."""
     rounds = budget("growth", run)
     store = open_store(
-        segment_bytes_max=SEGMENT_BYTES, log_bytes_max=LOG_BYTES, commit_bytes_max=SEGMENT_BYTES, map_bytes=1 << 28
+        segment_bytes_max=SEGMENT_BYTES, log_bytes_max=LOG_BYTES, memtable_bytes=SEGMENT_BYTES, map_bytes=1 << 28
     )
     with patch.object(Maintenance, "begin"):
         table = store.create_table("t", SCHEMA, "k", compression=None)

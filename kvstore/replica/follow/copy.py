@@ -16,6 +16,7 @@ from kvstore.disk.files import Files, read_file, refusals
 from kvstore.disk.lock import ProcessLock
 from kvstore.disk.place import StoreDirectory
 from kvstore.errors import NotAStore
+from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.meta.state import CatalogState
@@ -50,6 +51,7 @@ class Copy:
         self.path = path
         self.following = following_of(path)
         self._options = options
+        self._budget = Budget(options.memtable_bytes)
         self._files = files
         self._clock = clock
         self._buckets: dict[Stream, CopiedBucket] = {}
@@ -203,7 +205,7 @@ class Copy:
             TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
             CommitLock(self.path, table, files, self._clock),
             Staging(self.path, table, files),
-            *(files, self._clock, self._options, TableMeter(self._clock)),
+            *(files, self._clock, self._options, TableMeter(self._clock), self._budget),
         )
         with refusals(context.place.directory):
             return CopiedBucket(context)

@@ -1,0 +1,61 @@
+"""How much memory the memtables of a store may take in this process.
+
+A memtable is merged once it has reached the limit of one bucket; or once all of them together have reached the store's,
+if it is not smaller than their mean. So the largest go first, whichever buckets are written.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kvstore.process.memory import available_memory
+from logformat.ids import BucketId, TableId
+
+STORE_BYTES_MAX = 768 << 20
+"""Of all memtables of a store, unless its setting says otherwise; at most a part of the memory that is available."""
+MEMORY_PARTS = 4
+BUCKET_BYTES_MAX = 128 << 20
+"""Of one bucket, unless the setting says otherwise: other processes read from the log what is not merged."""
+
+
+class Budget:
+    """Memory of the memtables of one store.
+
+    Args:
+        limit: The setting ``memtable_bytes``.
+
+    Attributes:
+        limit: For all memtables, in bytes.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        available = available_memory() if limit is None else None
+        self._of_bucket = BUCKET_BYTES_MAX if limit is None else limit
+        self.limit = STORE_BYTES_MAX if limit is None else limit
+        if available is not None:
+            self.limit = min(self.limit, available // MEMORY_PARTS)
+        self._lock = threading.Lock()
+        self._sizes: dict[tuple[TableId, BucketId], int] = {}
+        self._total = 0
+
+    def note(self, table: TableId, bucket: BucketId, size: int) -> None:
+        """Take down how large the memtable of a bucket is now, in bytes; 0 once it is merged."""
+        with self._lock:
+            self._total += size - self._sizes.pop((table, bucket), 0)
+            if size:
+                self._sizes[table, bucket] = size
+
+    def is_reached(self, size: int) -> bool:
+        """Whether a memtable of this size, which was taken down, is to be merged now."""
+        if size >= self._of_bucket:
+            return True
+        return self._total >= self.limit and size * len(self._sizes) >= self._total
+
+    def sizes(self) -> dict[TableId, int]:
+        """How large the memtables of each table are, in bytes."""
+        with self._lock:
+            listed = list(self._sizes.items())
+        found: dict[TableId, int] = {}
+        for (table, _), size in listed:
+            found[table] = found.get(table, 0) + size
+        return found
