@@ -21,7 +21,6 @@ from logformat.log.change import ChangeType
 _PLACE = "_place"
 _KIND = CHANGE_FIELDS.get_field_index("_change_type")
 _OFFSET = CHANGE_FIELDS.get_field_index("_log_offset")
-_ENTERS, _LEAVES = (pa.scalar(kind.word) for kind in (ChangeType.INSERT, ChangeType.DELETE))
 
 
 def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
@@ -69,7 +68,8 @@ def _shaped(changes: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
         # It is the second half that takes it away.
         offsets = pa.array(offsets.to_numpy() + leaves)
     if leaves.any() or enters.any():
-        kinds = pc.if_else(pa.array(leaves), _LEAVES, pc.if_else(pa.array(enters), _ENTERS, kinds))
+        kinds = pc.if_else(pa.array(enters), ChangeType.INSERT.word, kinds)
+        kinds = pc.if_else(pa.array(leaves), ChangeType.DELETE.word, kinds)
     found = changes.set_column(_KIND, changes.schema.field(_KIND), kinds)
     found = found.set_column(_OFFSET, changes.schema.field(_OFFSET), offsets)
     return found.filter(pa.array(seen))
