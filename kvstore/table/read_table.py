@@ -274,6 +274,7 @@ class ReadTable:
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
+        filter: pc.Expression | None = None,
     ) -> ChangelogReader:
         """Read changes in commit order; several buckets one after the other, or, with ``follow``, as changes arrive.
 
@@ -286,6 +287,10 @@ class ReadTable:
             follow: Wait for new changes, of this process or another, until ``end`` is reached. An offset or a time
                 may be in the future; ``latest`` is never reached. A change is returned once other processes see it;
                 the writing process does not commit earlier for it, but :meth:`flush` does.
+            filter: Only what changes the rows for which it is true, such as ``pc.field("n") > 3``: a row that comes
+                into the filter is an ``insert``, one that leaves it a ``delete`` (the row before it, at the offset of
+                the row after it), an update within it stays one, and all else is left out. So the changes up to an
+                offset, put together, are the rows of ``scan(filter=…)`` at that offset. It may use any column.
 
         Returns:
             An iterator of record batches of ``_bucket, _log_offset, _change_type, _commit_timestamp, _commit_version``
@@ -296,9 +301,10 @@ class ReadTable:
             InvalidRequest: An argument is not possible, or ``end`` comes before ``start``.
             OffsetOutOfRange: The log does not hold ``start``, or has not reached ``end``.
             SchemaMismatch: There is no such column.
+            UnsupportedOperation: There is a filter, and the table's changelog is a WAL image.
             CorruptBatch: The log is damaged; the iterator raises it.
         """
-        return self._reading.changelog(self._reading.current(), start, end, bucket, columns, follow)
+        return self._reading.changelog(self._reading.current(), start, end, bucket, columns, follow, filter)
 
     def follow(
         self,
@@ -306,18 +312,19 @@ class ReadTable:
         end: End = "latest",
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
+        filter: pc.Expression | None = None,
     ) -> AsyncChanges:
         """Read changes as they arrive, for asyncio: ``async for batch in t.follow(): …``.
 
         Nothing runs between two batches. Leaving the loop or cancelling it ends what this began.
 
         Args:
-            start, end, bucket, columns: See :meth:`changelog`, of which this is the form with ``follow``, also for
-                errors.
+            start, end, bucket, columns, filter: See :meth:`changelog`, of which this is the form with ``follow``, also
+                for errors.
         """
         definition = self._reading.current()
         names = changelog_schema(definition, names_of(columns)).names
-        readers = self._reading.readers(definition, names, start, end, bucket, follow=True)
+        readers = self._reading.readers(definition, names, start, end, bucket, follow=True, filter=filter)
         return AsyncChanges(self._reading.while_current(polled(readers)))
 
     def binlog(
@@ -327,12 +334,13 @@ class ReadTable:
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
+        filter: pc.Expression | None = None,
     ) -> ChangelogReader:
         """Read changes in commit order, one row for each: an update has the row before and the row after.
 
         Args:
-            start, end, bucket, follow: See :meth:`changelog`. An update belongs to the range of offsets that has its
-                second half.
+            start, end, bucket, follow, filter: See :meth:`changelog`. An update belongs to the range of offsets that
+                has its second half.
             columns: Columns of the rows before and after, in this order; all if None.
 
         Returns:
@@ -348,7 +356,8 @@ class ReadTable:
         check_undoable(definition)
         schema = binlog_schema(definition, names_of(columns))
         names = changelog_columns(schema)
-        changes = self._reading.changes(definition, names, start, end, bucket, follow, whole_updates=True)
+        how: dict[str, Any] = {"whole_updates": True, "filter": filter}
+        changes = self._reading.changes(definition, names, start, end, bucket, follow, **how)
         return ChangelogReader(schema, binlog_of(changes, schema))
 
     def history(self, key: Keys, start: Start = "earliest") -> pa.Table:

@@ -43,6 +43,7 @@ from kvstore.read.scan import (
     rows_where,
     scan_schema,
 )
+from kvstore.read.shape import check_shapes, shaped
 from kvstore.request.partition import place_in
 from kvstore.table.access import Access, Opened
 from logformat.ids import OFFSET_MAX, BucketId
@@ -233,10 +234,13 @@ class Reading:
         bucket: int | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
+        filter: pc.Expression | None = None,
     ) -> ChangelogReader:
         """Changes by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.changelog`."""
         schema = changelog_schema(definition, names_of(columns))
-        return ChangelogReader(schema, self.changes(definition, schema.names, start, end, bucket, follow))
+        return ChangelogReader(
+            schema, self.changes(definition, schema.names, start, end, bucket, follow, filter=filter)
+        )
 
     def changes(
         self,
@@ -248,6 +252,7 @@ class Reading:
         follow: bool = False,
         *,
         whole_updates: bool = False,
+        filter: pc.Expression | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The batches of :meth:`changelog`.
 
@@ -257,7 +262,8 @@ class Reading:
         """
         if not isinstance(follow, (bool, np.bool_)):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
-        readers = self.readers(definition, names, start, end, bucket, follow=bool(follow), whole_updates=whole_updates)
+        how = {"follow": bool(follow), "whole_updates": whole_updates}
+        readers = self.readers(definition, names, start, end, bucket, **how, filter=filter)
         return self.while_current(together(readers))
 
     def readers(
@@ -270,9 +276,13 @@ class Reading:
         *,
         follow: bool,
         whole_updates: bool = False,
+        filter: pc.Expression | None = None,
     ) -> list[Iterator[pa.RecordBatch | None]]:
         """Readers of the changes of each bucket, or of one; see :meth:`changes`."""
         self.current()
+        if filter is not None:
+            check_shapes(definition, filter)
+            shown_names, names, whole_updates = names, changelog_schema(definition).names, True
         wanted = self.buckets if bucket is None else [self.number_of(bucket)]
         if isinstance(start, str) and start == "full":
             self.keyed()
@@ -283,7 +293,8 @@ class Reading:
                 handle = self.handles[each].for_one_reader()
                 reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates)
                 first, last = place_in("start", start, each, wanted), place_in("end", end, each, wanted)
-                readers.append(reader.read(first, last, follow=follow))
+                found = reader.read(first, last, follow=follow)
+                readers.append(found if filter is None else shaped(found, filter, shown_names))
         return readers
 
     def origins(self) -> Origins:

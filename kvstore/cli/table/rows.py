@@ -101,15 +101,18 @@ def changelog(
     ] = "latest",
     bucket: BucketNumber = None,
     columns: Columns = None,
+    where: Where = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for further changes until interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show changes in the order of the log.
 
-    With --json, one object a line.
+    With --where, what they do to the rows for which it is true: a row that comes into it is an insert, one that leaves
+    it a delete. With --json, one object a line.
     """
     with opened(path) as store:
         table = store.table(name)
         wanted = names_of(columns)
-        changes = table.changelog(start_of(start), end_of(end), bucket, wanted, follow)
+        filter = parse_filter(where, table.schema)
+        changes = table.changelog(start_of(start), end_of(end), bucket, wanted, follow, filter)
         print_batches(changes, table.changelog_schema(wanted), as_json=as_json)
