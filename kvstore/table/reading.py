@@ -23,6 +23,7 @@ from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
 from kvstore.history.past import Past
+from kvstore.history.shape import check_shapes, shaped
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
@@ -43,7 +44,6 @@ from kvstore.read.scan import (
     rows_where,
     scan_schema,
 )
-from kvstore.read.shape import check_shapes, shaped
 from kvstore.request.partition import place_in
 from kvstore.table.access import Access, Opened
 from logformat.ids import OFFSET_MAX, BucketId
