@@ -42,11 +42,13 @@ def table(records: Sequence[Record]) -> str:
 
 def page(summary: str, records: Sequence[Record]) -> str:
     """A page of HTML with a drawing of the operations and the same table."""
-    drawn = f"<figure>{_drawing(records)}</figure>{_html_table(records)}<p>{escape(_reason(records))}</p>"
+    drawn = ""
+    if records:
+        drawn = f"<figure>{_drawing(records)}</figure>{_html_table(records)}<p>{escape(_reason(records))}</p>"
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Verdict on a history</title>'
         f"<style>{_STYLE}</style></head><body><h1>Verdict on a history</h1><p>{escape(summary)}</p>"
-        f"{drawn if records else ''}</body></html>\n"
+        f"{drawn}</body></html>\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 * A process has one open operation at a time, so an end belongs to the invocation before it.
 * Records are ordered by their times, never by their places in the list. Where two times are equal, an invocation counts
-  as before an end: operations that only touch are concurrent.
+  as before an end: operations that only touch are concurrent. Of one process, records of one time alternate.
 * An invocation without an end has the outcome ``info``.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from kvstore.errors import InvalidRequest
@@ -66,7 +67,8 @@ def operations_of(history: Iterable[Record]) -> list[Operation]:
     for process, records in by_process.items():
         records.sort(key=lambda item: item[:2])
         operations += _of_process(process, records)
-    operations.sort(key=lambda item: item[:2])
+    # By the process too, so that the places in the list decide nothing.
+    operations.sort(key=lambda item: (item[0], repr(item[2].process), item[1]))
     return [operation for _, _, operation in operations]
 
 
@@ -124,19 +126,20 @@ def _of_process(process: Any, records: list[tuple[float, int, Record]]) -> Itera
 
 def _in_turn(records: list[tuple[float, int, Record]]) -> Iterable[tuple[float, int, Record]]:
     """Records of one process; those of one time alternate: the end of what is open comes before an invocation."""
-    waiting: list[tuple[float, int, Record]] = []
-    is_open = False
-    for item in [*records, None]:
-        if item is not None and (not waiting or waiting[0][0] == item[0]):
-            waiting.append(item)
-            continue
+    opened: Record | None = None
+    for _, same_time in groupby(records, key=lambda item: item[0]):
+        waiting = list(same_time)
         while waiting:
-            fits = (place for place, (_, _, record) in enumerate(waiting) if (record["type"] != "invoke") == is_open)
-            found = waiting.pop(next(fits, 0))
-            is_open = found[2]["type"] == "invoke"
+            found = waiting.pop(max(range(len(waiting)), key=lambda place: (_fits(waiting[place][2], opened), -place)))
+            opened = found[2] if found[2]["type"] == "invoke" else None
             yield found
-        if item is not None:
-            waiting.append(item)
+
+
+def _fits(record: Record, opened: Record | None) -> int:
+    """How well a record comes after an invocation, or after an end if none is open."""
+    if opened is None or record["type"] == "invoke":
+        return 2 if (opened is None) == (record["type"] == "invoke") else 0
+    return 2 if record.get("f") == opened.get("f") else 1
 
 
 def _operation(invocation: Record, end: Record | None) -> Operation:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from kvstore.errors import InvalidRequest
@@ -96,8 +96,12 @@ class _Search:
         self._begun = [bisect_right(starts, operation.end) for operation in self._ending]
         self._twins: Sequence[int | None] = [None] * len(self._endless)
         self._is_reader = [False] * len(self._ending)
+        # What register operations without an end set: their places in order of their starts.
+        self._setting: dict[Hashable, list[int]] = {}
         if isinstance(model, Register):
             self._twins = _twins(self._endless, model)
+            for place, operation in enumerate(self._endless):
+                self._setting.setdefault(model.effects[operation].sets[0], []).append(place)
             self._is_reader = [not model.effects[operation].sets for operation in self._ending]
         self._assign_slots()
 
@@ -181,13 +185,40 @@ class _Search:
             if not node.done & slot:
                 for state in self._step(node.state, self._ending[place]):
                     yield _Node(node.end, node.done | slot, node.used, state)
-        for place in range(self._begun[node.end]):
-            twin = self._twins[place]
-            if node.used >> place & 1 or (twin is not None and not node.used >> twin & 1):
+        for place in self._endless_to_try(node):
+            if node.used >> place & 1:
                 continue
             for state in self._step(node.state, self._endless[place]):
                 if state != node.state:  # it need not take effect
                     yield _Node(node.end, node.done, node.used | 1 << place, state)
+
+    def _endless_to_try(self, node: _Node) -> Iterable[int]:
+        """Operations without an end that may have to take effect now.
+
+        Since it may wait, one of a register takes effect right before one that sees what it has set, or before one that
+        must not see what there is. Any other order is possible without it, or with it later.
+        """
+        if not isinstance(self._model, Register):
+            return range(self._begun[node.end])
+        effects = self._model.effects
+        open_ones = [node.end, *(place for place in self._open[node.end] if not node.done & self._slot[place])]
+        opened = [effects[self._ending[place]] for place in open_ones]
+        if any(effect.lacks == (node.state,) for effect in opened):
+            found = set(range(self._begun[node.end]))
+        else:
+            found = set()
+            wanted = list({effect.sees[0] for effect in opened if effect.sees})
+            seen = set(wanted)
+            while wanted:
+                for place in self._setting.get(wanted.pop(), ()):
+                    if place >= self._begun[node.end]:
+                        break
+                    found.add(place)
+                    for value in effects[self._endless[place]].sees:
+                        if value not in seen and not node.used >> place & 1:
+                            seen.add(value)
+                            wanted.append(value)
+        return [place for place in sorted(found) if (twin := self._twins[place]) is None or node.used >> twin & 1]
 
     def _step(self, state: Hashable, operation: Operation) -> tuple[Hashable, ...]:
         self._budget.take()
