@@ -247,7 +247,7 @@ class Unhashable:
     def initial(self) -> Hashable:
         return []  # type: ignore[return-value]
 
-    def step(self, state: Any, operation: Operation) -> list[Any]:
+    def step(self, state: Any, _: Operation) -> list[Any]:
         return [state]
 
 

@@ -112,6 +112,22 @@ def test_a_stale_read_is_shown_with_what_it_read_and_what_it_missed() -> None:
     assert repr(smallest(verdict)) == str(smallest(verdict)) == str(verdict).partition("\n\n")[2]
 
 
+def test_a_part_has_the_unknown_outcomes_after_which_a_process_goes_on() -> None:
+    history = [
+        {"process": 1, "type": "invoke", "f": "write", "value": 7, "time": 1},
+        {"process": 1, "type": "info", "f": "write", "value": 7, "time": 2},
+        {"process": 1, "type": "invoke", "f": "read", "value": None, "time": 3},
+        {"process": 1, "type": "ok", "f": "read", "value": 7, "time": 4},
+        {"process": 1, "type": "invoke", "f": "read", "value": None, "time": 5},
+        {"process": 1, "type": "ok", "f": "read", "value": None, "time": 6},
+        {"process": 2, "type": "invoke", "f": "write", "value": 8, "time": 5},
+        {"process": 2, "type": "info", "f": "write", "value": 8, "time": 7},
+    ]
+    part = smallest(certify(history))
+    assert list(part) == history[:6]
+    assert not certify(part)
+
+
 def test_parts_of_histories_of_etcd_are_small() -> None:
     parts = [smallest(certify(jepsen.etcd(number))) for number, fine in jepsen.VERDICTS.items() if not fine]
     assert [part.operations for part in parts] == [3, 11, 17, 6, 3, 7]
@@ -143,7 +159,7 @@ class Page(HTMLParser):
         if tag not in ("meta", "line"):
             self.open.append(tag)
 
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag: str, _: list[tuple[str, str | None]]) -> None:
         self.elements.append(tag)
 
     def handle_endtag(self, tag: str) -> None:

@@ -69,7 +69,7 @@ def _rows(records: Sequence[Record]) -> tuple[list[Any], list[list[str]]]:
                 *(_cell(record) if column == process else "|" if is_open[column] else "" for column in processes),
             ]
         )
-        is_open[process] = record["type"] == "invoke"
+        is_open[process] = record["type"] in ("invoke", "info")
     return processes, rows
 
 

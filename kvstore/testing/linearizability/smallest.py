@@ -116,7 +116,7 @@ class Shrinking:
 
     def _of(self, places: Places, end: float) -> list[Operation]:
         return [
-            self._operations[place] if self._operations[place].end <= end else self._opened[place]
+            self._operations[place] if self._operations[place].records[-1]["time"] <= end else self._opened[place]
             for place in sorted(self._until(places, end))
         ]
 
