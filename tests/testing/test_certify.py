@@ -58,7 +58,7 @@ def test_verdicts_with_a_model_of_a_user_are_those_of_porcupine(name: str, is_li
 SEEN: set[tuple[str, bool]] = set()
 
 
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(registers.small(), st.randoms(use_true_random=False))
 @example([Op(0, "write", 0, "ok", None, 0, 5), Op(1, "read", None, "ok", 0, 5, 6)], Random(0))
 @example([Op(0, "write", 0, "info", None, 9, math.inf), Op(1, "read", None, "ok", 0, 5, 6)], Random(0))
@@ -70,6 +70,32 @@ SEEN: set[tuple[str, bool]] = set()
         Op(2, "write", 1, "ok", None, 2, 7),
         Op(3, "read", None, "ok", 2, 3, 4),
         Op(4, "read", None, "ok", 1, 8, 9),
+    ],
+    Random(0),
+)
+@example(  # a failed cas needs a write without an end
+    [
+        Op(0, "write", 0, "ok", None, 0, 1),
+        Op(1, "write", 1, "info", None, 2, math.inf),
+        Op(2, "cas", [0, 2], "fail", None, 5, 6),
+    ],
+    Random(0),
+)
+@example(  # a read needs two operations without an end, one after the other
+    [
+        Op(0, "write", 1, "info", None, 0, math.inf),
+        Op(1, "cas", [1, 2], "info", None, 1, math.inf),
+        Op(2, "read", None, "ok", 2, 5, 6),
+    ],
+    Random(0),
+)
+@example(  # either of the first two explains the read of 0: the other one is still there for the last read
+    [
+        Op(0, "write", 0, "info", None, 1, math.inf),
+        Op(1, "cas", [None, 0], "info", None, 3, math.inf),
+        Op(2, "read", None, "ok", 0, 5, 7),
+        Op(3, "write", 1, "ok", None, 8, 10),
+        Op(4, "read", None, "ok", 0, 11, 13),
     ],
     Random(0),
 )

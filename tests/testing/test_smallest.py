@@ -26,7 +26,7 @@ def long_violation(seed: int) -> list[dict[str, Any]]:
     return registers.records(registers.mutated(random, happened), random)
 
 
-@settings(max_examples=200)
+@settings(max_examples=120)
 @given(registers.small(), st.randoms(use_true_random=False))
 def test_a_part_is_a_violation_of_records_of_its_history(operations: list[Op], random: Random) -> None:
     assume(not registers.has_an_order(operations))
