@@ -6,6 +6,15 @@ Needs Hypothesis, which the extra ``testing`` installs.
 try:
     from kvstore.testing.engine_model import EngineModel
     from kvstore.testing.histories import Batch, History, changes, histories
+    from kvstore.testing.linearizability import (
+        HistoryModel,
+        Operation,
+        Part,
+        Recorder,
+        Verdict,
+        certify,
+        read_history,
+    )
     from kvstore.testing.machine import SequenceMachine
     from kvstore.testing.model import Answer, Model, Refused, Rules
     from kvstore.testing.network import MOVES, LossyTarget, ModelTarget, Network, Reply, Request, moves
@@ -36,12 +45,16 @@ __all__ = [
     "Batch",
     "EngineModel",
     "History",
+    "HistoryModel",
     "LossyTarget",
     "Model",
     "ModelTarget",
     "NamesWriters",
     "Network",
     "Offsets",
+    "Operation",
+    "Part",
+    "Recorder",
     "Refused",
     "Renumbers",
     "Reply",
@@ -52,10 +65,13 @@ __all__ = [
     "SequenceMachine",
     "SequenceTarget",
     "SequenceWriter",
+    "Verdict",
     "WriterMachine",
+    "certify",
     "changes",
     "histories",
     "moves",
+    "read_history",
     "rows",
     "schemas",
 ]
