@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from itertools import chain
 from time import sleep
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
+from weakref import ReferenceType, ref
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -61,7 +62,7 @@ class Feed:
         return self.latest().named_as(self.definition)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Step:
     """A step of the position.
 
@@ -71,6 +72,14 @@ class _Step:
     """
 
     batch: pa.RecordBatch | None
+    bucket: int
+    place: Offset | None
+
+
+class _Given(NamedTuple):
+    """A step that was made for the reader, which may never acknowledge it: the batch is not kept for that."""
+
+    batch: ReferenceType[pa.RecordBatch] | None
     bucket: int
     place: Offset | None
 
@@ -104,7 +113,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             check_shapes(feed.definition, filter)
         self._places: dict[int, int] = {}
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
-        self._steps: deque[_Step] = deque()
+        self._steps: deque[_Given] = deque()
         """Those that are not acknowledged, in order."""
         self._read: dict[int, Offset]
         self._leased = self._moved = feed.clock.monotonic()
@@ -187,7 +196,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         """
         count = len(self._steps)
         if batch is not None:
-            count = next((number for number, step in enumerate(self._steps, 1) if step.batch is batch), 0)
+            given = (number for number, step in enumerate(self._steps, 1) if step.batch and step.batch() is batch)
+            count = next(given, 0)
             if not count:
                 raise InvalidRequest("Acknowledge a batch that this subscription has delivered, and each only once.")
         self._pass(count)
@@ -241,7 +251,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             found = False
             for bucket in list(waiting):
                 for step in self._changes(bucket):
-                    self._steps.append(step)
+                    self._give(step)
                     if step.batch is not None:
                         found = True
                         yield step.batch
@@ -263,11 +273,18 @@ class Subscription(Iterator[pa.RecordBatch]):
             elif waiting:
                 waiting.append(step)
             else:
-                self._steps.append(step)
+                self._give(step)
         yield from self._deliver(waiting)
 
+    def _give(self, step: _Step) -> None:
+        last = self._steps[-1] if self._steps else None
+        if step.batch is None and last is not None and last.batch is None and last.bucket == step.bucket:
+            self._steps.pop()
+        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.place))
+
     def _deliver(self, steps: list[_Step]) -> Iterator[pa.RecordBatch]:
-        self._steps.extend(steps)
+        for step in steps:
+            self._give(step)
         for step in steps[:1]:
             assert step.batch is not None
             yield step.batch

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tempfile
+import weakref
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -97,6 +99,16 @@ def test_an_acknowledgement_is_of_all_before_it(table: kvstore.Table) -> None:
     with table.subscribe("s", follow=False) as changes:
         assert sum(batch.num_rows for batch in changes) == 18
         changes.ack()
+        changes.ack()
+    assert copied(table, {}) == 0
+
+
+def test_batches_that_are_not_acknowledged_are_not_kept(table: kvstore.Table) -> None:
+    with table.subscribe("s", follow=False) as changes:
+        held = weakref.ref(next(changes))
+        list(changes)
+        gc.collect()
+        assert held() is None
         changes.ack()
     assert copied(table, {}) == 0
 
