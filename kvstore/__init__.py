@@ -35,6 +35,7 @@ from kvstore.store.metrics import prometheus_text
 from kvstore.store.opening import SharedTables, StoreInReplica, open_store as open  # noqa: A004 - the field's word, as in gzip and shelve
 from kvstore.store.snapshot import StoreSnapshot
 from kvstore.store.store import Store
+from kvstore.subscription.subscription import Subscription
 from kvstore.table.bucket import Bucket
 from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
@@ -99,6 +100,7 @@ __all__ = [
     "StoreSnapshot",
     "StoredImage",
     "StreamObjects",
+    "Subscription",
     "Table",
     "TableWriter",
     "Transaction",

@@ -29,7 +29,6 @@ RANGES = {
     "batch_rows_max": (1, RECORDS_MAX // 2),  # an update is two records
 }
 """Smallest and largest value of each option."""
-MEMTABLE_BYTES_MIN = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class StoreOptions:
             if getattr(self, name) not in words:
                 raise InvalidRequest(f"{name} must be one of {', '.join(words)}.", **{name: repr(getattr(self, name))})
         if self.memtable_bytes is not None:
-            integer_within("memtable_bytes", self.memtable_bytes, MEMTABLE_BYTES_MIN, OFFSET_MAX)
+            integer_within("memtable_bytes", self.memtable_bytes, 1, OFFSET_MAX)
         for name, (low, high) in RANGES.items():
             object.__setattr__(self, name, integer_within(name, getattr(self, name), low, high))
 

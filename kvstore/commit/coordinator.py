@@ -13,7 +13,7 @@ from typing import TypeAlias
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
-from kvstore.commit.parts import TablePart, apply_together, end
+from kvstore.commit.parts import End, TablePart, apply_together, end
 from kvstore.commit.staging import Staging
 from kvstore.errors import StoreError, StoreLocked
 from kvstore.meta.state import TableDefinition
@@ -123,8 +123,7 @@ class Commits:
         if commits:
             for handle in self._handles.values():
                 handle.settle()
-            for commit in commits:
-                end(self._catalog, self._staging, commit)
+            end([End(self._catalog, self._staging, commit) for commit in commits])
         self._staging.sweep(())
 
     @contextmanager

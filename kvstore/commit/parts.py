@@ -4,7 +4,7 @@
 2. If a bucket refuses its batch, nothing was written. Otherwise the commit is journaled, for all tables in one step,
    and is decided from then on.
 3. Every bucket appends its batch. A process that takes a bucket without its batch appends it first.
-4. For each table the end of the commit is journaled, and the staged file is removed.
+4. The end of the commit is journaled, for all tables in one step, and the staged files are removed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence as Several
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from typing import NamedTuple
 from uuid import uuid4
 
 from kvstore.bucket.handle import BucketHandle
@@ -22,7 +23,7 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.request import Prepared, Request
-from kvstore.request.results import AppendResult, WriteResult
+from kvstore.request.results import WriteResult
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.ids import BucketId, Offset
 
@@ -107,8 +108,7 @@ class TablePart:
         Raises:
             NoSuchTable: The table was dropped.
         """
-        if self._catalog.table not in state.tables:
-            raise NoSuchTable("The table was dropped.", table_id=self._catalog.table)
+        _check_there(self._catalog, state)
         commit = self._commit
         return BeginCommit(
             table_id=self._catalog.table,
@@ -128,18 +128,18 @@ class TablePart:
         return WriteResult(ready) if all(answer.duplicated for answer in ready.values()) else None
 
     def appended(self) -> WriteResult:
-        """Wait until every bucket has appended its batch, and end the commit.
+        """Wait until every bucket has appended its batch.
 
         Raises:
             StoreFull, CorruptData, LogFailed: A bucket could not. The commit stays open.
         """
         wait([batch.answer for batch in self._batches.values()])
-        answers: dict[BucketId, AppendResult] = {}
-        for bucket, batch in self._batches.items():
-            answers[bucket] = batch.answer.result()
-        with suppress(StoreError):  # every bucket has its batch; the next turn journals the end
-            end(self._catalog, self._staging, self._commit)
-        return WriteResult(answers)
+        return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
+
+    @property
+    def end(self) -> End:
+        """The end of the commit."""
+        return End(self._catalog, self._staging, self._commit)
 
 
 def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None = None) -> list[WriteResult]:
@@ -180,7 +180,9 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         for part in parts:
             if not takes_place:
                 part.discard()
-    results, failed = [], None
+    results: list[WriteResult] = []
+    ended: list[End] = []
+    failed: StoreError | None = None
     for part, result in zip(parts, earlier, strict=True):
         if result is not None:
             if takes_place:
@@ -189,22 +191,39 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
             continue
         try:
             results.append(part.appended())
+            ended.append(part.end)
         except StoreError as error:
             failed = failed or error
+    with suppress(StoreError):  # every bucket has its batch; the next turn journals the end
+        end(ended)
     if failed is not None:
         failed.where["committed"] = True
         raise failed
     return results
 
 
-def end(catalog: TableCatalog, staging: Staging, commit: OpenCommit) -> None:
-    """Record that every bucket of a table has its batch of a commit, and remove what was staged for it."""
+class End(NamedTuple):
+    """The end of a commit to one table."""
 
-    def decide(state: CatalogState) -> EndCommit:
-        if catalog.table not in state.tables:
-            raise NoSuchTable("The table was dropped.", table_id=catalog.table)
-        return EndCommit(table_id=catalog.table, commit_id=commit.commit_id)
+    catalog: TableCatalog
+    staging: Staging
+    commit: OpenCommit
 
-    # If this edit is lost, the next commit finds that every bucket has its batch.
-    catalog.journal.append(decide, may_wait=True)
-    staging.remove(commit.commit_id)
+    def edit(self, state: CatalogState) -> EndCommit:
+        """The edit that every bucket of the table has its batch."""
+        _check_there(self.catalog, state)
+        return EndCommit(table_id=self.catalog.table, commit_id=self.commit.commit_id)
+
+
+def end(ends: Several[End]) -> None:
+    """Record that every bucket of some tables has its batch of a commit, and remove what was staged for it."""
+    if ends:
+        # If this edit is lost, the next commit finds that every bucket has its batch.
+        ends[0].catalog.journal.append(lambda state: [each.edit(state) for each in ends], may_wait=True)
+    for each in ends:
+        each.staging.remove(each.commit.commit_id)
+
+
+def _check_there(catalog: TableCatalog, state: CatalogState) -> None:
+    if catalog.table not in state.tables:
+        raise NoSuchTable("The table was dropped.", table_id=catalog.table)

@@ -13,6 +13,7 @@ from weakref import WeakSet
 import pyarrow.compute as pc
 
 from kvstore.arguments import integer, integer_within, shown
+from kvstore.commit.consumers import consumer_name
 from kvstore.commit.named_writers import CountedWriter
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
@@ -34,6 +35,7 @@ from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
 from kvstore.request.small import SmallConditional, SmallRequest, small_writes
 from kvstore.request.targets import renamed, schema_given, targets_of
+from kvstore.subscription.subscription import Feed, Subscription
 from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
 from kvstore.table.conditional import (
@@ -48,6 +50,7 @@ from kvstore.table.conditional import (
 from kvstore.table.open_table import OpenTable
 from kvstore.table.parts import TableParts
 from kvstore.table.read_table import ReadTable
+from kvstore.table.reading import names_of
 from logformat.ids import OFFSET_MAX, BucketId, SchemaId, WriterId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
@@ -553,6 +556,48 @@ class Table(ReadTable):
         return self._reading.origins()
 
     # Consumers
+
+    def subscribe(
+        self,
+        name: str,
+        start: Start = "full",
+        filter: pc.Expression | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = True,
+    ) -> Subscription:
+        """Read changes under a name whose position moves with what is acknowledged.
+
+        ``with t.subscribe("mailer") as changes: for batch in changes: …; changes.ack(batch)``. A batch that was not
+        acknowledged when the reader ended, or was killed, comes again to the next one of this name; nothing else does.
+        While the current rows are delivered, there is no position: a reader that ends before it has acknowledged the
+        last of them begins again with all rows. The log keeps what a subscription has yet to acknowledge, as for any
+        consumer (:attr:`consumers`, :meth:`kvstore.Store.drop_consumer`).
+
+        Args:
+            name: Name of the consumer, of which one reader at a time reads.
+            start: See :meth:`changelog`; counts only for a new name.
+            filter: See :meth:`changelog`. It may be another one each time.
+            columns: Columns to return, in this order; all if None.
+            follow: Whether to wait for new changes; else it ends at what there is at the call.
+
+        Returns:
+            An iterator of batches as of :meth:`changelog`, also for ``async for``; ``ack(batch)`` acknowledges it and
+            all before it.
+
+        Raises:
+            InvalidRequest: An argument is not possible.
+            SchemaMismatch: There is no such column.
+            OffsetOutOfRange: The log does not hold ``start``.
+            UnsupportedOperation: The store is read-only; or there is a filter, and the changelog is a WAL image; or
+                ``start`` is ``full``, and it is a log table.
+        """
+        self._reading.access.check_registers()
+        definition = self._reading.keyed() if isinstance(start, str) and start == "full" else self._reading.current()
+        if not isinstance(follow, bool):
+            raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
+        consumers = self._opened.consumers
+        feed = Feed(self._handles, definition, self._reading.latest, consumers, self._catalog.clock)
+        return Subscription(feed, consumer_name(name), start, filter, names_of(columns), follow)
 
     @property
     def consumers(self) -> dict[str, dict[int, int]]:

@@ -96,7 +96,7 @@ def test_a_bucket_that_is_handed_over_takes_nothing(store_path: Path) -> None:
         assert store.health().memtable_bytes == 0
 
 
-@pytest.mark.parametrize("given", [0, MIB - 1, -1, "1", 1.5, True])
+@pytest.mark.parametrize("given", [0, -1, "1", 1.5, True])
 def test_limits_that_are_not_possible(store_path: Path, given: Any) -> None:
     with pytest.raises(InvalidRequest):
         kvstore.open(store_path, memtable_bytes=given)

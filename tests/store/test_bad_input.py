@@ -224,8 +224,8 @@ def test_errors_say_which_end_is_wrong(table: kvstore.Table) -> None:
 def test_arguments_come_in_the_order_of_the_contract() -> None:
     expected = {
         kvstore.Table.scan: "columns filter limit as_of start stop reverse prefix",
-        kvstore.Table.changelog: "start end bucket columns follow",
-        kvstore.Table.binlog: "start end bucket columns follow",
+        kvstore.Table.changelog: "start end bucket columns follow filter",
+        kvstore.Table.binlog: "start end bucket columns follow filter",
         kvstore.Table.undo: "start end writer epoch job task",
         kvstore.Table.history: "key start",
         kvstore.Table.upsert: "data columns",

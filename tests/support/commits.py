@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -12,17 +12,19 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from logformat.catalog.edits import EndCommit, Payload
 
+Edits: TypeAlias = Payload | Sequence[Payload]
+
 
 def refuse_ends_of_commits(patch: pytest.MonkeyPatch) -> None:
     """Leave every commit open that is decided while the patch lasts, with its staged rows."""
     append = Journal.append
 
-    def without_ends(self: Journal, decide: Callable[[CatalogState], Payload], **options: Any) -> CatalogState:
-        def looked_at(state: CatalogState) -> Payload:
-            payload = decide(state)
-            if isinstance(payload, EndCommit):
+    def without_ends(self: Journal, decide: Callable[[CatalogState], Edits], **options: Any) -> CatalogState:
+        def looked_at(state: CatalogState) -> Edits:
+            decided = decide(state)
+            if any(isinstance(each, EndCommit) for each in ([decided] if isinstance(decided, Payload) else decided)):
                 raise StoreFull("planted")
-            return payload
+            return decided
 
         return append(self, looked_at, **options)
 

@@ -1,0 +1,327 @@
+"""A named reader of a table's changes, whose position moves with what it has acknowledged.
+
+* The position is that of the consumer of this name in the catalog: the log keeps what comes after it.
+* It is an offset of each bucket at the end of a batch of the log. What a filter leaves out moves it, too, once all that
+  was delivered before is acknowledged.
+* While the current rows are delivered, there is no position yet, only a lease on the log: so a reader that dies among
+  them begins again with all rows, as of then. Once the last of them is acknowledged, there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from time import sleep
+from types import TracebackType
+from typing import NamedTuple, Self
+from weakref import ReferenceType, ref
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.bucket.reads import BucketReads
+from kvstore.clock import Clock
+from kvstore.commit.consumers import LEASE_SECONDS, Consumers
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.history.shape import check_shapes, shaped
+from kvstore.meta.state import TableDefinition
+from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
+from kvstore.read.follow import Pauses
+from kvstore.read.scan import rows_now
+from kvstore.request.partition import place_in
+from logformat.ids import BucketId, Offset
+
+QUIET_SECONDS = 1.0
+"""How often the position is moved over what a filter leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A table as its subscriptions read it.
+
+    Attributes:
+        buckets: In order.
+        definition: The table when the subscription began: columns are called by its names.
+        latest: Returns the definition with the schemas of all rows; raises once the table is dropped, or the store
+            closed.
+        consumers: Of the table.
+    """
+
+    buckets: Sequence[BucketReads]
+    definition: TableDefinition
+    latest: Callable[[], TableDefinition]
+    consumers: Consumers
+    clock: Clock
+
+    def now(self) -> TableDefinition:
+        """The latest definition, with the names of the first."""
+        return self.latest().named_as(self.definition)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step of the position.
+
+    Attributes:
+        batch: What was delivered; None where a filter has left everything out.
+        place: The offset after it; None for current rows that are not the last of their bucket.
+    """
+
+    batch: pa.RecordBatch | None
+    bucket: int
+    place: Offset | None
+
+
+class _Given(NamedTuple):
+    """A step that was made for the reader, which may never acknowledge it: the batch is not kept for that."""
+
+    batch: ReferenceType[pa.RecordBatch] | None
+    bucket: int
+    place: Offset | None
+
+
+class Subscription(Iterator[pa.RecordBatch]):
+    """Batches of changes that come again until they are acknowledged; a context manager.
+
+    Made by :meth:`kvstore.Table.subscribe`; for one thread, or for asyncio (``async for``).
+
+    Args:
+        feed: The table.
+        name: Name of the consumer.
+        start, filter, columns, follow: See :meth:`kvstore.Table.subscribe`, also for errors.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        name: str,
+        start: Start,
+        filter: pc.Expression | None,
+        columns: Sequence[str] | None,
+        follow: bool,
+    ) -> None:
+        self._feed = feed
+        self._name = name
+        self._filter = filter
+        self._schema = changelog_schema(feed.definition, columns)
+        self._names = changelog_schema(feed.definition).names
+        if filter is not None:
+            check_shapes(feed.definition, filter)
+        self._places: dict[int, int] = {}
+        """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
+        self._steps: deque[_Given] = deque()
+        """Those that are not acknowledged, in order."""
+        self._read: dict[int, Offset]
+        self._leased = self._moved = feed.clock.monotonic()
+        buckets = [BucketId(bucket) for bucket in range(len(feed.buckets))]
+        known = feed.consumers.position(name)
+        self._is_full = known is None and isinstance(start, str) and start == "full"
+        if known is None:
+            ends: dict[int, Offset] = {bucket: feed.buckets[bucket].shown().applied_offset for bucket in buckets}
+            if self._is_full:
+                self._lease(ends)
+                known = {**ends}
+            else:
+                known = {
+                    bucket: offset_of(
+                        "start", place_in("start", start, bucket, buckets), feed.buckets[bucket].log, ends[bucket]
+                    )
+                    for bucket in buckets
+                }
+                feed.consumers.put(name, known)
+        self._read = {bucket: Offset(known[bucket]) for bucket in buckets}
+        ended = {int(bucket): feed.buckets[bucket].shown().applied_offset for bucket in buckets}
+        self._until = None if follow else ended
+        if not self._is_full:
+            self._places = dict(known)
+        self._batches = self._all()
+
+    @property
+    def name(self) -> str:
+        """Name of the consumer."""
+        return self._name
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the batches."""
+        return self._schema
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __next__(self) -> pa.RecordBatch:
+        pauses = Pauses()
+        for batch in self._batches:
+            if batch is not None:
+                return batch
+            self._move_quietly()
+            sleep(pauses.next())
+        self._move_quietly(at_once=True)
+        raise StopIteration
+
+    def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        return self._each()
+
+    async def _each(self) -> AsyncIterator[pa.RecordBatch]:
+        loop, ended = asyncio.get_running_loop(), object()
+        with ThreadPoolExecutor(1, "kvstore-follow") as thread:
+            pauses = Pauses()
+            while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is not ended:
+                if batch is None:
+                    await loop.run_in_executor(thread, self._move_quietly)
+                    await asyncio.sleep(pauses.next())
+                else:
+                    pauses = Pauses()
+                    yield batch
+            await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
+
+    def ack(self, batch: pa.RecordBatch | None = None) -> None:
+        """Acknowledge a batch, and all that were delivered before it; it is durable on return.
+
+        Args:
+            batch: One that this subscription has delivered; None for all of them.
+
+        Raises:
+            InvalidRequest: It has not delivered the batch, or it is acknowledged already. Nothing was moved.
+            NoSuchTable, StoreClosed, StoreFull, LogFailed: The position is where it was.
+        """
+        count = len(self._steps)
+        if batch is not None:
+            given = (number for number, step in enumerate(self._steps, 1) if step.batch and step.batch() is batch)
+            count = next(given, 0)
+            if not count:
+                raise InvalidRequest("Acknowledge a batch that this subscription has delivered, and each only once.")
+        self._pass(count)
+
+    def close(self) -> None:
+        """End the reading. What was not acknowledged comes again; a second call does nothing."""
+        self._batches.close()
+
+    def _pass(self, count: int) -> None:
+        """Move the position by so many steps, and those after them for which nothing was delivered."""
+        places = dict(self._places)
+        passed = 0
+        for step in self._steps:
+            if passed >= count and step.batch is not None:
+                break
+            passed += 1
+            if step.place is not None:
+                places[step.bucket] = step.place
+        if places != self._places and len(places) == len(self._feed.buckets):
+            self._feed.latest()
+            self._feed.consumers.hold(self._name, places)
+        self._places = places
+        self._moved = self._feed.clock.monotonic()
+        for _ in range(passed):
+            self._steps.popleft()
+
+    def _move_quietly(self, *, at_once: bool = False) -> None:
+        """Move the position over what a filter has left out, now and then; and renew the lease."""
+        now = self._feed.clock.monotonic()
+        if len(self._places) < len(self._feed.buckets) and now - self._leased > LEASE_SECONDS / 2:
+            self._lease(self._read)
+        if self._steps and self._steps[0].batch is None and (at_once or now - self._moved > QUIET_SECONDS):
+            self._pass(0)
+
+    def _lease(self, places: Mapping[int, int]) -> None:
+        self._feed.consumers.lease(f"subscription {self._name}", places)
+        self._leased = self._feed.clock.monotonic()
+
+    def _all(self) -> Generator[pa.RecordBatch | None]:
+        try:
+            yield from self._each_bucket()
+        except (StoreError, OSError):
+            self._feed.latest()  # a dropped table or closed store is the cause to report
+            raise
+
+    def _each_bucket(self) -> Iterator[pa.RecordBatch | None]:
+        if self._is_full:
+            yield from self._together(chain.from_iterable(map(self._rows, list(self._read))))
+        waiting = list(self._read)
+        while waiting:
+            found = False
+            for bucket in list(waiting):
+                for step in self._changes(bucket):
+                    self._give(step)
+                    if step.batch is not None:
+                        found = True
+                        yield step.batch
+                if self._until is not None and self._read[bucket] >= self._until[bucket]:
+                    waiting.remove(bucket)
+            if waiting and not found:
+                yield None  # the caller waits, or does something else
+
+    def _together(self, steps: Iterator[_Step]) -> Iterator[pa.RecordBatch]:
+        """The batches of some steps, each once it is known what comes between it and the next.
+
+        So to acknowledge the last of them is to acknowledge all.
+        """
+        waiting: list[_Step] = []
+        for step in steps:
+            if step.batch is not None:
+                yield from self._deliver(waiting)
+                waiting = [step]
+            elif waiting:
+                waiting.append(step)
+            else:
+                self._give(step)
+        yield from self._deliver(waiting)
+
+    def _give(self, step: _Step) -> None:
+        last = self._steps[-1] if self._steps else None
+        if step.batch is None and last is not None and last.batch is None and last.bucket == step.bucket:
+            self._steps.pop()
+        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.place))
+
+    def _deliver(self, steps: list[_Step]) -> Iterator[pa.RecordBatch]:
+        for step in steps:
+            self._give(step)
+        for step in steps[:1]:
+            assert step.batch is not None
+            yield step.batch
+
+    def _rows(self, bucket: int) -> Iterator[_Step]:
+        """The current rows of a bucket, as inserts."""
+        with self._feed.buckets[bucket].snapshot() as view:
+            state, definition = view.state(), self._feed.now()
+            known = [name for name in definition.schema.names if name in self._names]
+            rows = rows_now(view, definition, known)
+            end, timestamp = state.applied_offset, state.last_timestamp
+            for batch in self._seen(inserts_of(rows, definition, BucketId(bucket), end, timestamp, self._names)):
+                yield _Step(batch, bucket, None)
+            self._read[bucket] = end
+            yield _Step(None, bucket, end)
+
+    def _changes(self, bucket: int) -> Iterator[_Step]:
+        """The changes that there are now, after those that were read."""
+        reads, start = self._feed.buckets[bucket], self._read[bucket]
+        end = reads.committed().applied_offset
+        if self._until is not None:
+            end = min(end, self._until[bucket])
+        definition = self._feed.now()  # read after the end, so that it has the schemas of all changes
+        if end <= start:
+            return
+        found = changes_between(
+            reads.log.batches(start, end), definition, BucketId(bucket), start, end, self._names, whole_updates=True
+        )
+        for changes in found:
+            self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
+            for batch in self._seen(iter([changes])):
+                yield _Step(batch, bucket, place)
+        self._read[bucket] = end
+        yield _Step(None, bucket, end)
+
+    def _seen(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        if self._filter is None:
+            return (batch.select(self._schema.names) for batch in changes if batch.num_rows)
+        found = shaped(changes, self._filter, self._schema.names)
+        return (batch for batch in found if batch is not None)

@@ -1,0 +1,306 @@
+"""``with t.subscribe(name) as changes``: what is not acknowledged comes again, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tempfile
+import weakref
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, strategies as st
+
+import kvstore
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreClosed, UnsupportedOperation
+from kvstore.subscription import subscription
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
+
+SCHEMA = {"k": "int64", "v": "int64"}
+Copy = dict[int, int]
+
+
+@pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])
+def table(request: pytest.FixtureRequest, store: kvstore.Store) -> kvstore.Table:
+    table = store.create_table("t", SCHEMA, primary_key="k", buckets=request.param)
+    table.upsert([{"k": k, "v": 0} for k in range(9)])
+    return table
+
+
+def apply(batch: pa.RecordBatch, copy: Copy) -> None:
+    for change in batch.to_pylist():
+        if change["_change_type"] in ("insert", "update_postimage"):
+            copy[change["k"]] = change["v"]
+        elif change["_change_type"] == "delete":
+            copy.pop(change["k"], None)
+
+
+def copied(table: kvstore.Table, copy: Copy, name: str = "s", **how: Any) -> int:
+    """Bring a copy up to date; the number of changes that were delivered."""
+    count = 0
+    with table.subscribe(name, follow=False, **how) as changes:
+        for batch in changes:
+            assert batch.num_rows
+            apply(batch, copy)
+            changes.ack(batch)
+            count += batch.num_rows
+    return count
+
+
+def contents(table: kvstore.Table) -> Copy:
+    return {row["k"]: row["v"] for row in rows_of(table)}
+
+
+def test_it_begins_with_the_rows_and_goes_on_after_what_was_acknowledged(table: kvstore.Table) -> None:
+    copy: Copy = {}
+    assert copied(table, copy) == 9
+    assert copy == contents(table)
+    assert copied(table, copy) == 0
+    table.upsert([{"k": 1, "v": 1}, {"k": 10, "v": 1}])
+    table.delete(2)
+    assert copied(table, copy) == 4
+    assert copy == contents(table)
+    assert table.consumers["s"] == {bucket: end for bucket, (_, end) in table.offsets().items()}
+
+
+@pytest.mark.parametrize("start", ["full", "earliest"])
+def test_what_is_not_acknowledged_comes_again(table: kvstore.Table, start: Any) -> None:
+    def first(acknowledges: bool) -> list[Any]:
+        with table.subscribe("s", start, follow=False, columns=["k", "v"]) as changes:
+            found = [batch for batch in [next(changes, None)] if batch is not None]
+            if acknowledges:
+                changes.ack(found[0])
+            return sorted(row["k"] for each in (*found, *changes) for row in each.to_pylist())
+
+    everything = first(acknowledges=False)
+    assert everything == list(range(9))
+    assert first(acknowledges=True) == everything
+    rest = first(acknowledges=False)
+    # Of current rows all come again, or none once the last of them is acknowledged.
+    assert rest == everything if start == "full" and table.buckets > 1 else set(rest) < set(everything)
+    if table.buckets == 1:
+        assert rest == []
+
+
+def test_an_acknowledgement_is_of_all_before_it(table: kvstore.Table) -> None:
+    with table.subscribe("s", follow=False) as changes:
+        *_, last = changes
+        changes.ack(last)
+        with pytest.raises(InvalidRequest, match="only once"):
+            changes.ack(last)
+    assert copied(table, {}) == 0
+    table.upsert([{"k": k, "v": 5} for k in range(9)])
+    with table.subscribe("s", follow=False) as changes:
+        assert sum(batch.num_rows for batch in changes) == 18
+        changes.ack()
+        changes.ack()
+    assert copied(table, {}) == 0
+
+
+def test_batches_that_are_not_acknowledged_are_not_kept(table: kvstore.Table) -> None:
+    with table.subscribe("s", follow=False) as changes:
+        held = weakref.ref(next(changes))
+        list(changes)
+        gc.collect()
+        assert held() is None
+        changes.ack()
+    assert copied(table, {}) == 0
+
+
+def test_a_batch_of_another_is_refused(table: kvstore.Table) -> None:
+    with table.subscribe("a", follow=False) as one, table.subscribe("b", follow=False) as other:
+        batch = next(one)
+        next(other)
+        with pytest.raises(InvalidRequest, match="has delivered"):
+            other.ack(batch)
+        other.ack()
+    assert "a" not in table.consumers
+
+
+def test_names_are_independent_and_start_counts_once(table: kvstore.Table) -> None:
+    assert copied(table, {}, "late", start="latest") == 0
+    table.upsert({"k": 1, "v": 1})
+    assert copied(table, {}, "late", start="earliest") == 2
+    assert copied(table, {}, "early", start="earliest") == 11
+    assert copied(table, {}, "full") == 9
+    assert set(table.consumers) == {"late", "early", "full"}
+
+
+def test_a_filter_moves_the_position_over_what_it_leaves_out(table: kvstore.Table) -> None:
+    copy: Copy = {}
+    assert copied(table, copy, filter=pc.field("v") > 0) == 0
+    for value in (1, 0):
+        table.upsert([{"k": k, "v": value} for k in range(9)])
+        copied(table, copy, filter=pc.field("v") > 0)
+        assert copy == {row["k"]: row["v"] for row in table.scan(filter=pc.field("v") > 0).read_all().to_pylist()}
+    table.upsert([{"k": k, "v": -1} for k in range(9)])
+    assert copied(table, copy, filter=pc.field("v") > 0) == 0
+    assert table.consumers["s"] == {bucket: end for bucket, (_, end) in table.offsets().items()}
+
+
+def test_a_follower_that_sees_nothing_lets_the_log_go(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "QUIET_SECONDS", 0)
+    copied(table, {}, filter=pc.field("v") > 8)
+
+    async def follow() -> None:
+        async for _ in table.subscribe("s", filter=pc.field("v") > 8):
+            break
+
+    async def main() -> None:
+        following = asyncio.create_task(follow())
+        for value in range(3):
+            await asyncio.to_thread(table.upsert, [{"k": k, "v": value} for k in range(9)])
+        ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+        await asyncio.to_thread(wait_until, lambda: table.consumers["s"] == ends)
+        await asyncio.to_thread(table.upsert, {"k": 1, "v": 9})
+        await following
+
+    asyncio.run(main())
+    assert copied(table, {}, filter=pc.field("v") > 8) == 1
+
+
+def test_async_for(table: kvstore.Table) -> None:
+    async def read() -> Copy:
+        copy: Copy = {}
+        with table.subscribe("s", follow=False) as changes:
+            async for batch in changes:
+                apply(batch, copy)
+                changes.ack(batch)
+        return copy
+
+    assert asyncio.run(read()) == contents(table)
+    assert asyncio.run(read()) == {}
+
+
+def test_an_empty_table_has_a_position_at_once(store: kvstore.Store) -> None:
+    table = store.create_table("empty", SCHEMA, primary_key="k", buckets=2)
+    assert copied(table, {}) == 0
+    assert table.consumers["s"] == {0: 0, 1: 0}
+
+
+def test_a_log_table_begins_with_its_log(store: kvstore.Store) -> None:
+    log = store.create_table("log", {"v": "int64"})
+    log.upsert([{"v": 1}, {"v": 2}])
+    with pytest.raises(UnsupportedOperation):
+        log.subscribe("s")
+    with log.subscribe("s", "earliest", follow=False) as changes:
+        assert [row["v"] for batch in changes for row in batch.to_pylist()] == [1, 2]
+        changes.ack()
+    assert log.consumers == {"s": {0: 2}}
+
+
+WRONG: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "name": (InvalidRequest, {"name": ""}),
+    "start": (InvalidRequest, {"start": "now"}),
+    "filter": (InvalidRequest, {"filter": "v > 1"}),
+    "columns": (SchemaMismatch, {"columns": ["nope"]}),
+    "follow": (InvalidRequest, {"follow": "yes"}),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_not_possible_registers_nothing(table: kvstore.Table, wrong: str) -> None:
+    error, given = WRONG[wrong]
+    with pytest.raises(error):
+        table.subscribe(**{"name": "s", **given})
+    assert table.consumers == {}
+
+
+def test_a_store_that_is_only_read_has_none(table: kvstore.Table, store_path: Path) -> None:
+    with kvstore.open(store_path, read_only=True) as reader, pytest.raises(UnsupportedOperation):
+        reader["t"].subscribe("s")
+
+
+def test_the_end_of_the_table_and_of_the_store(store: kvstore.Store, table: kvstore.Table) -> None:
+    with table.subscribe("s", "latest") as changes:
+        store.drop_table("t")
+        with pytest.raises(NoSuchTable):
+            next(changes)
+    other = store.create_table("other", SCHEMA, primary_key="k")
+    other.upsert({"k": 1, "v": 1})
+    with other.subscribe("s") as changes:
+        batch = next(changes)
+        store.close()
+        with pytest.raises(StoreClosed):
+            changes.ack(batch)
+
+
+# Readers that die
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("upsert"), st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=4)),
+        st.tuples(st.just("delete"), st.lists(st.integers(0, 4), max_size=3)),
+        st.tuples(st.just("read"), st.integers(0, 3)),
+    ),
+    max_size=10,
+)
+
+
+@given(steps, st.sampled_from([None, 1, 2]), st.sampled_from([1, 2]))
+def test_a_copy_is_exact_whenever_its_reader_ends(
+    history: list[tuple[str, Any]], limit: int | None, buckets: int
+) -> None:
+    """Each time a reader ends after some batches: the last was applied, or not, but is not acknowledged."""
+    filter = None if limit is None else pc.field("v") >= limit
+    copy: Copy = {}
+    with tempfile.TemporaryDirectory() as directory, kvstore.open(Path(directory) / "s") as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=buckets)
+        for kind, given_rows in history:
+            if kind == "upsert":
+                table.upsert([{"k": k, "v": v} for k, v in given_rows])
+            elif kind == "delete":
+                table.delete(given_rows)
+            else:
+                with table.subscribe("s", filter=filter, follow=False) as changes:
+                    for _, batch in zip(range(given_rows), changes, strict=False):
+                        if not table.consumers and table.buckets == 1:
+                            copy = {}
+                        apply(batch, copy)
+                        changes.ack(batch)
+                    for batch in changes:
+                        apply(batch, copy)
+                        break
+        had_position = bool(table.consumers)
+        with table.subscribe("s", filter=filter, follow=False) as changes:
+            if not had_position:
+                copy = {}
+            for batch in changes:
+                apply(batch, copy)
+                changes.ack(batch)
+        expected = table.scan(filter=filter).read_all().to_pylist()
+        assert copy == {row["k"]: row["v"] for row in expected}
+
+
+def follow(pipe: Pipe, path: Path) -> None:
+    """Deliver batches, and acknowledge each once it was heard."""
+    with kvstore.open(path) as store, store["t"].subscribe("s") as changes:
+        for batch in changes:
+            pipe.send(batch.to_pylist())
+            pipe.recv()
+            changes.ack(batch)
+            pipe.send("acknowledged")
+
+
+def test_readers_that_are_killed(table: kvstore.Table, store_path: Path) -> None:
+    dice, copy, acknowledged = Random(5), dict[int, int](), False
+    for turn in range(6):
+        with Child(follow, store_path) as child:
+            if not acknowledged:
+                copy = {}
+            for _ in range(dice.randint(1, 3)):
+                table.upsert([{"k": dice.randint(0, 12), "v": turn} for _ in range(4)])
+                apply(pa.RecordBatch.from_pylist(child.hear()), copy)
+                if dice.random() < 0.4:
+                    break  # it is killed before it acknowledges
+                child.say("go on")
+                assert child.hear() == "acknowledged"
+                acknowledged = bool(table.consumers)
+    copied(table, copy)
+    assert copy == contents(table)
