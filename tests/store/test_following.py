@@ -111,19 +111,6 @@ def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
     store.close()
 
 
-def test_a_table_dropped_by_another_process_is_no_end_of_the_store(store: kvstore.Store) -> None:
-    """Its directories are gone when the reader looks again, and its index was closed for others meanwhile."""
-    table = store.create_table("a", SCHEMA, "k")
-    store.create_table("b", SCHEMA, "k").upsert({"k": 1})
-    changes = table.changelog("latest", follow=True)
-    (handle,) = store.runtime.open_table(store.runtime.definition("a")).handles
-    run(store.path, "kvstore.open(path).drop_table('a')")
-    assert handle.close_reader()
-    with pytest.raises(NoSuchTable):
-        next(changes)
-    assert store["b"].get(1) is not None
-
-
 def test_a_table_dropped_by_another_process_ends_it(store: kvstore.Store) -> None:
     program = """
     store = kvstore.open(path)

@@ -116,9 +116,7 @@ class BucketReader:
 
         Raises:
             CorruptData: The index is missing or damaged, and may not be written here.
-            NoSuchTable: The table was dropped.
         """
-        self._context.catalog.definition()  # of a dropped table the directories are gone, and that is no fault
         self._close_stale()
         now = self._context.clock.monotonic()
         if self.index is None or now >= self._look_next:
