@@ -233,7 +233,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             self._pass(0)
 
     def _lease(self, places: Mapping[int, int]) -> None:
-        self._feed.consumers.lease(f"subscription {self._name}", places)
+        self._feed.consumers.lease(self._name, places)  # its first position takes the place of the lease
         self._leased = self._feed.clock.monotonic()
 
     def _all(self) -> Generator[pa.RecordBatch | None]:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,6 +194,23 @@ def test_a_log_table_begins_with_its_log(store: kvstore.Store) -> None:
         assert [row["v"] for batch in changes for row in batch.to_pylist()] == [1, 2]
         changes.ack()
     assert log.consumers == {"s": {0: 2}}
+
+
+def test_the_log_is_kept_while_rows_are_read_and_no_longer(open_store: Callable[..., kvstore.Store]) -> None:
+    table = open_store(log_bytes_max=1, segment_bytes_max=4096).create_table("t", SCHEMA, primary_key="k")
+    table.upsert({"k": 0, "v": 0})
+
+    def log_start() -> int:
+        table.bucket(0).handle.retain()
+        return table.offsets()[0][0]
+
+    with table.subscribe("s", follow=False) as changes:
+        for k in range(1, 200):
+            table.upsert({"k": k, "v": 0})
+        assert log_start() == 0
+        *_, last = changes
+        changes.ack(last)
+        assert log_start() > 0
 
 
 WRONG: dict[str, tuple[type[Exception], dict[str, Any]]] = {
