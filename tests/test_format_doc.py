@@ -75,7 +75,7 @@ TIMES = ("uncounted_ms", "back_offset")
 
 def decoded_state(data: bytes) -> dict[str, Any]:
     found = index_state.decode(data)._asdict()
-    assert [found.pop(name) for name in TIMES] == [0, 0]
+    assert [found.pop(name) for name in (*TIMES, "merging")] == [0, 0, None]
     return found
 
 
@@ -84,6 +84,15 @@ def decoded_times(_: bytes) -> dict[str, Any]:
     found = index_state.decode(data)
     assert index_state.encode(found) == data
     return {name: getattr(found, name) for name in TIMES}
+
+
+def decoded_merge(_: bytes) -> dict[str, Any]:
+    data = FORMAT.dump("State record of version 3")
+    found = index_state.decode(data)
+    assert index_state.encode(found) == data
+    assert found.merging is not None
+    names = ("row_count", "digest", "last_timestamp", "next_count", "uncounted_ms", "back_offset")
+    return {name: getattr(found.merging, name) for name in names} | {"merged_offset": found.merging.applied_offset}
 
 
 def decoded_remembered(_: bytes) -> dict[str, Any]:
@@ -228,6 +237,10 @@ STORED = [
     Stored(
         *("Times of a state record", index_state.TIMES, decoded_times, lambda data: data),
         *("State record of version 2", 88),
+    ),
+    Stored(
+        *("Merge of a state record", index_state.MERGING, decoded_merge, lambda data: data),
+        *("State record of version 3", 104),
     ),
     Stored("PUBLISHED", published_end.LAYOUT, decoded_published, lambda data: data, "PUBLISHED"),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.recovery import replay_start, synced_end
 from kvstore.disk.environment import Environment, Transaction
 from kvstore.errors import OffsetOutOfRange, StoreClosed
 from kvstore.index.index import View
@@ -110,11 +111,12 @@ def _begun(handle: BucketHandle, held: ExitStack) -> BucketCut:
     environment = handle.reader().environment
     transaction = held.enter_context(environment.read())
     state = View(transaction).state()
-    end = LogEnd(state.synced_base, state.synced_position, state.synced_offset)
+    end, log = synced_end(state), handle.log
+    start = replay_start(state, log)
     # Another process that writes the bucket commits its index now and then; what it lacks is replayed into the copy.
-    for found in handle.log.batches(state.synced_offset, handle.committed().applied_offset):
+    for found in log.batches(state.synced_offset, handle.committed().applied_offset):
         end = found.after
-    return BucketCut(handle.place, end, state.synced_base, environment, transaction)
+    return BucketCut(handle.place, end, start.base, environment, transaction)
 
 
 def log_of(bucket: BucketCut) -> tuple[LogFiles, list[Offset]]:

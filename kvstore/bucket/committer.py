@@ -3,7 +3,9 @@
 Theory of operation. Callers put requests into a queue and wait for their answers. The thread takes what waits as one
 group: it applies each request to the memtable, appends their batches to the log, syncs the log once, publishes the
 rows, and answers all callers. The log is the truth from that moment on. The memtable is merged into the index by time,
-by size, and by a flush; whatever it loses is replayed from the log.
+by size, and by a flush; whatever it loses is replayed from the log. A merge goes on in slices between groups: while it
+is under way, at least as large a part of it is done as was written meanwhile, compared with what is merged. So a write
+waits for a slice of about its own size, and what is merged and what comes meanwhile stay within the memory.
 
 * A caller that finds the bucket idle does its few rows itself: two switches between threads cost more than the rows. It
   has the turn meanwhile (:mod:`kvstore.bucket.turn`).
@@ -129,7 +131,7 @@ class Committer:
         self._prepared: Now | None = None
         self._is_pressed = False  # the memtable must not grow
         self._together = 1
-        self._applied_first = self._applied_last = 0.0
+        self._applied_first = self._applied_last = self._merge_seconds = 0.0
         self._plan(0.0)
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -386,8 +388,9 @@ class Committer:
             return error
         with self._turn_taken():
             try:
-                if self._is_pressed or self._is_full():
-                    self._merge()  # the last one failed
+                # It was to be merged before, and that failed, or one group was large.
+                while (self._is_pressed or self._is_full()) and not self.memtable.is_merged:
+                    self._merge_slice(1.0)
                 self._prepare()
                 return work()
             except StoreError as error:
@@ -497,7 +500,8 @@ class Committer:
         """When the memtable must be merged even without a request, in seconds of the clock."""
         if self.memtable.is_merged:
             return None
-        return min(self._applied_first + self._wait, self._applied_last + self._idle)
+        idle = self._applied_last + self._idle
+        return idle if self.memtable.is_merging else min(self._applied_first + self._wait, idle)
 
     def _plan(self, commit_seconds: float) -> None:
         """Decide how long the next commit waits, given how long the last one took."""
@@ -512,7 +516,14 @@ class Committer:
         deadline = self._deadline()
         if deadline is None:
             return False
-        return deadline <= self._clock.monotonic() or self._is_full()
+        if deadline <= self._clock.monotonic():
+            return True
+        if self.memtable.is_merging:
+            return self.memtable.is_behind(self._context.budget.bucket_limit)
+        return self._is_half_full()
+
+    def _is_half_full(self) -> bool:
+        return self._context.budget.is_half(self.memtable.published.size)
 
     def _is_full(self) -> bool:
         return self._context.budget.is_reached(self.memtable.published.size)
@@ -523,29 +534,40 @@ class Committer:
 
     def _commit(self) -> None:
         with self._turn_taken():
-            if not self.memtable.is_merged:
-                self._merge()
+            while not self.memtable.is_merged:
+                self._merge_slice(1.0)
 
-    def _merge(self) -> None:
+    def _merge_slice(self, share: float) -> None:
         began = self._clock.monotonic()
-        if began - self._readers_checked >= READER_CHECK_SECONDS:
-            self._readers_checked = began
-            self.memtable.index.release_dead_readers()
         try:
-            self._path.commit()
+            if not self.memtable.is_merging:
+                self._begin_merge(began)
+            self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
         except MemoryError as error:
             raise shortage(self._context.place.index, error) from error
-        self._is_pressed = False
-        self._note_size(0)
-        self.durable_state = self._path.state
-        self._plan(self._clock.monotonic() - began)
+        took = self._clock.monotonic() - began
+        self._merge_seconds += took
         self._meter.commit.since(began)
+        if not self.memtable.is_merging:
+            self._is_pressed = False
+            self._note_size(self.memtable.published.size)
+            self._plan(self._merge_seconds)
+
+    def _begin_merge(self, now: float) -> None:
+        if now - self._readers_checked >= READER_CHECK_SECONDS:
+            self._readers_checked = now
+            self.memtable.index.release_dead_readers()
+        self._path.begin_merge()
+        self.durable_state = self._path.state
+        self._applied_first, self._merge_seconds = now, 0.0
 
     def _commit_in_time(self) -> None:
         try:
-            self._commit()
+            with self._turn_taken():
+                if not self.memtable.is_merged:
+                    self._merge_slice(self.memtable.due_share(self._context.budget.bucket_limit))
         except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)

@@ -238,10 +238,16 @@ class BucketHandle:
 
     @contextmanager
     def indexed(self) -> Iterator[View]:
-        """A view of what is committed to the index, and nothing else; of a bucket that is written here, all of it."""
-        self.flush()
-        with self._index_view(Index.scan_view) as (_, view):
-            yield view
+        """A view of what is committed to the index, and nothing else; of a bucket that is written here, all of it.
+
+        If another process merges changes, or died meanwhile, it has some of these (:attr:`IndexState.merging`).
+        """
+        while True:
+            self.flush()
+            with self._index_view(Index.scan_view) as (_, view):
+                if self._engine is None or view.state().merging is None:
+                    yield view
+                    return
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""

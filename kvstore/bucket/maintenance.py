@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
-from kvstore.bucket.recovery import synced_end
+from kvstore.bucket.recovery import replay_start, synced_end
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.files import refusals
@@ -128,8 +128,7 @@ class Maintenance:
                 return
             # The process that took it may have died, or failed, before its name was durable.
             self._files.sync_directory(newest.directory.parent)
-            committed = self._committed_end()
-            needed = retention.needed_from(newest.log_end, committed)
+            needed = retention.needed_from(newest.log_end, self._replay_start(log))
             retention.remove_before(
                 self._place.log, log, Offset(min(expired, needed)), self._files, self._context.reader_positions
             )
@@ -168,6 +167,10 @@ class Maintenance:
         with self._view() as view:
             return synced_end(view.state())
 
+    def _replay_start(self, log: LogFiles) -> LogEnd:
+        with self._view() as view:
+            return replay_start(view.state(), log)
+
     def _take(self) -> Snapshot:
         began = self._clock.monotonic()
         while True:
@@ -184,7 +187,7 @@ class Maintenance:
             return snapshot.take(
                 self._place.directory,
                 self._place.identity,
-                self._view,
+                self._whole_view,
                 self._context.catalog.definition,
                 self._files,
                 now_ms=self._clock.now_ms(),
@@ -195,6 +198,15 @@ class Maintenance:
     def _view(self) -> Iterator[View]:
         with self._gate.reading(), self._index.scan_view() as view:
             yield view
+
+    @contextmanager
+    def _whole_view(self) -> Iterator[View]:
+        while True:
+            with self._view() as view:
+                if view.state().merging is None:
+                    yield view
+                    return
+            self._flush()  # a merge began since the last one
 
     def _step(self) -> None:
         check_caller()

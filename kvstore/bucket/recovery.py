@@ -68,7 +68,7 @@ def _opened(
         raise
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
-        if index is not None and state is not None and state.applied_offset > end.offset:
+        if index is not None and state is not None and state.latest_offset > end.offset:
             # The index was committed, and then the log lost these changes, which were never durable.
             index.close()
             index = None
@@ -253,6 +253,16 @@ def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None
 def synced_end(state: IndexState) -> LogEnd:
     """Durable end of the log according to an index."""
     return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
+
+
+def replay_start(state: IndexState, log: LogFiles) -> LogEnd:
+    """Where the changes begin that an index lacks.
+
+    Raises:
+        CorruptBatch, OffsetOutOfRange: The log does not have this place.
+    """
+    end = synced_end(state)
+    return end if end.offset == state.applied_offset else log.place(state.applied_offset)
 
 
 def _state_of(index: Index) -> IndexState:

@@ -191,7 +191,29 @@ class WritePath:
             StoreFull, lmdb.Error: See :meth:`Index.commit` and :attr:`grow`. The memtable is as it was.
         """
         self.log.sync()
-        self._merge_memtable()
+        self._merge_all()
+
+    def begin_merge(self) -> None:
+        """Make the log durable, and begin to merge what is published; see :meth:`Memtable.begin_merge`.
+
+        Raises:
+            LogFailed: See :meth:`Log.sync`.
+        """
+        self.log.sync()
+        self._begin_merge()
+
+    def merge_slice(self, share: float = 1.0) -> None:
+        """Merge the next slice; see :meth:`Memtable.merge_slice`.
+
+        Raises:
+            StoreFull, lmdb.Error: See :meth:`Index.commit` and :attr:`grow`. The memtable is as it was.
+        """
+        while True:
+            try:
+                self.memtable.merge_slice(share)
+                return
+            except lmdb.MapFullError:
+                self.grow()
 
     def roll(self) -> None:
         """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""
@@ -219,6 +241,13 @@ class WritePath:
             CorruptBatch: The log is damaged.
         """
         if self._state.applied_offset < self.log.trusted_end:
+            if (after := self._state.merging) is not None:
+                # What these changes replaced is not known any more, since the index has some of them; but the count and
+                # digest after them are.
+                found = log.batches(self._state.applied_offset, after.applied_offset)
+                self._replay_all((each.header, each.data) for each in found)
+                self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
+                self.memtable.publish(self._state)
             found = log.batches(self._state.applied_offset, self.log.durable.offset)
             self._replay_all((each.header, each.data) for each in found)
             # After a failed sync, the rest may be in no file.
@@ -258,19 +287,22 @@ class WritePath:
         self._note(batches, effect)
         self.publish()
         # Little is not durable, and the sync may be what failed.
-        if self.memtable.published.size >= REPLAY_BYTES_MAX and batches[-1].next_offset <= self.log.durable.offset:
-            self._merge_memtable()
+        is_durable = batches[-1].next_offset <= self.log.durable.offset
+        if is_durable and self._state.merging is None and self.memtable.published.size >= REPLAY_BYTES_MAX:
+            self._merge_all()
 
-    def _merge_memtable(self) -> None:
+    def _begin_merge(self) -> None:
         end = self.log.durable
-        state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        while True:
-            try:
-                self.memtable.merge(state)
-                break
-            except lmdb.MapFullError:
-                self.grow()
-        self._state = state
+        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.memtable.begin_merge(self._state)
+
+    def _merge_all(self) -> None:
+        while self.memtable.is_merging:
+            self.merge_slice()
+        end, state = self.log.durable, self._state
+        if not self.memtable.is_merged or end != (state.synced_base, state.synced_position, state.synced_offset):
+            self._begin_merge()
+            self._merge_all()
 
     def _now_ms(self) -> int:
         """Commit timestamp of a batch that is applied now.

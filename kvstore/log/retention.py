@@ -76,7 +76,7 @@ def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
     Args:
         snapshot: Position of the newest valid snapshot's offset in the log: a lost index is rebuilt from the snapshot
             and the log after it.
-        index: The synced end that the index remembers; recovery begins there.
+        index: Where the changes begin that the index lacks; recovery begins there.
     """
     return min(snapshot.base, index.base)
 

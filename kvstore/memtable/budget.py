@@ -26,11 +26,12 @@ class Budget:
 
     Attributes:
         limit: For all memtables, in bytes.
+        bucket_limit: For one of them.
     """
 
     def __init__(self, limit: int | None) -> None:
         available = available_memory() if limit is None else None
-        self._of_bucket = BUCKET_BYTES_MAX if limit is None else limit
+        self.bucket_limit = BUCKET_BYTES_MAX if limit is None else limit
         self.limit = STORE_BYTES_MAX if limit is None else limit
         if available is not None:
             self.limit = min(self.limit, available // MEMORY_PARTS)
@@ -46,10 +47,17 @@ class Budget:
                 self._sizes[table, bucket] = size
 
     def is_reached(self, size: int) -> bool:
-        """Whether a memtable of this size, which was taken down, is to be merged now."""
-        if size >= self._of_bucket:
+        """Whether a memtable of this size, which was taken down, is to be merged before it takes more."""
+        return self._is_over(size, 1)
+
+    def is_half(self, size: int) -> bool:
+        """Whether a memtable of this size, which was taken down, is to be merged now: as much may come meanwhile."""
+        return self._is_over(size, 2)
+
+    def _is_over(self, size: int, times: int) -> bool:
+        if times * size >= self.bucket_limit:
             return True
-        return self._total >= self.limit and size * len(self._sizes) >= self._total
+        return times * self._total >= self.limit and size * len(self._sizes) >= self._total
 
     def sizes(self) -> dict[TableId, int]:
         """How large the memtables of each table are, in bytes."""

@@ -1,7 +1,8 @@
 """Layers: what keys have since a bucket's last merge, in dicts of which a newer one comes before the older ones.
 
 Changes go into the newest dict, unless a view has been given it: then they begin a new one. So a view goes on to see
-what it saw. Dicts of about one size become one, so there are few of them.
+what it saw. Dicts of about one size become one, so there are few of them. Those that are being merged into the index
+are frozen: they go away together.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ _LARGER = 2
 class Layers(Generic[K, V]):
     """Values by key.
 
-    Attributes:
+    Args:
         dicts: The newest first.
+        frozen: How many of them, the oldest ones, change no more.
+
+    Attributes:
+        dicts: The argument.
     """
 
-    def __init__(self, dicts: tuple[dict[K, V], ...] = ()) -> None:
+    def __init__(self, dicts: tuple[dict[K, V], ...] = (), frozen: int = 0) -> None:
         self.dicts = dicts
+        self._frozen = frozen
 
     def __len__(self) -> int:
         return sum(map(len, self.dicts))
@@ -51,13 +57,21 @@ class Layers(Generic[K, V]):
             values: Given away.
             in_place: Whether no view has these layers, so that they may change.
         """
-        if in_place and self.dicts:
+        if in_place and len(self.dicts) > self._frozen:
             self.dicts[0].update(values)
             return self
         newest, older = values, list(self.dicts)
-        while older and len(older[0]) <= _LARGER * len(newest):
+        while len(older) > self._frozen and len(older[0]) <= _LARGER * len(newest):
             newest = older.pop(0) | newest
-        return Layers((newest, *older))
+        return Layers((newest, *older), self._frozen)
+
+    def freeze(self) -> Layers[K, V]:
+        """These layers, all of them frozen."""
+        return Layers(self.dicts, len(self.dicts))
+
+    def without_frozen(self) -> Layers[K, V]:
+        """These layers without those that are frozen."""
+        return Layers(self.dicts[: len(self.dicts) - self._frozen])
 
 
 def _first(newer: V | None, older: V | None) -> V | None:

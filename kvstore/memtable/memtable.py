@@ -3,7 +3,9 @@
 * A change is pending until its batch is in the log. Only the changes after it see it; if its group fails, it is
   dropped, and there is nothing to put back.
 * Then everything of the group is published in one step: from there on every reader of this process sees it.
-* What is published is merged into the index in one transaction. A view that is older keeps what it has.
+* What is published at one moment is merged into the index together, in slices of keys, each in one transaction of the
+  index; other changes are published meanwhile. The merged rows are kept here until the last slice is in the index, so a
+  view finds all of them here, whatever slices its tree has. A view that is older keeps what it has.
 * Rows are as the index stores them. An empty one stands for a row that was deleted.
 * The bucket's turn is needed for everything but reading what is published (:mod:`kvstore.bucket.turn`).
 """
@@ -13,8 +15,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, chain, compress
+from math import ceil
 
 import numpy as np
 
@@ -26,9 +30,19 @@ from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
+from logformat.rows.ordering import in_order
 
 ROW_BYTES = 200
 """What a row takes in memory beside its key and its value, about."""
+SLICE_ROWS = 4096
+"""Rows that one transaction of a merge stores, at least: for fewer, its fsync would take longer than they do."""
+SLICE_ROWS_MAX = 1 << 16
+"""Rows that it stores, at most: each may be on a page of its own, and LMDB keeps changed pages in memory."""
+SLICE_BYTES = 16 << 20
+"""It takes no more rows once they have more bytes than this."""
+
+_SORTED_BY_NUMBERS = 1000
+"""So many keys are sorted faster by numbers than as objects."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,68 @@ class Published:
         return Run.of(*_in_order(self.rows))
 
 
+class _Merge:
+    """What is merged: everything that was published at one moment.
+
+    Args:
+        published: It.
+
+    Attributes:
+        state: The state of the index after the merge.
+        size: About what it takes in memory, in bytes.
+    """
+
+    def __init__(self, published: Published) -> None:
+        self.state = published.state
+        self.size = published.size
+        self._rows, self._writers = published.rows, published.writers
+        self._names, self._order = _ordered(published.rows)
+        self._place = 0
+
+    @property
+    def share(self) -> float:
+        """Which part of the rows is in the index."""
+        return self._place / len(self._order) if len(self._order) else 1.0
+
+    def store(self, index: Index, share: float, before: IndexState) -> None:
+        """Store the next slice.
+
+        Args:
+            share: See :meth:`Memtable.merge_slice`.
+            before: The state of the index before the merge.
+
+        Raises:
+            StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
+        """
+        keys, rows = self._slice(share)
+        end = self._place + len(keys)
+        is_last = end == len(self._order)
+        try:
+            if all(rows):
+                index.put(keys, rows)
+            else:
+                index.put(list(compress(keys, rows)), list(filter(None, rows)))
+                index.remove([key for key, row in zip(keys, rows, strict=True) if not row])
+            if is_last:
+                for writer_id, entry in self._writers.all().items():
+                    index.put_writer(writer_id, entry)
+            index.commit(self.state if is_last else _halfway(before, self.state))
+        finally:
+            index.abort()  # without effect after the commit
+        self._place = end
+
+    def _slice(self, share: float) -> tuple[list[bytes], list[bytes]]:
+        """Keys and rows of the next slice."""
+        end = max(ceil(share * len(self._order)), self._place + SLICE_ROWS)
+        places = self._order[self._place : min(end, self._place + SLICE_ROWS_MAX)].tolist()
+        keys = list(map(self._names.__getitem__, places))
+        rows = list(map(_known, self._rows.newest(keys) or ()))
+        for count, size in enumerate(accumulate(map(len, rows)), 1):
+            if size > SLICE_BYTES:
+                return keys[:count], rows[:count]
+        return keys, rows
+
+
 class Memtable:
     """The memtable of one bucket.
 
@@ -76,8 +152,11 @@ class Memtable:
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
         self._is_seen = False
+        self._merge: _Merge | None = None
         with index.view() as view:
-            self.published = _of(view.state())
+            state = view.state()
+        self.published = Published(state.applied_offset, state)
+        self._tree = state._replace(merging=None)
 
     # Reads, by any thread
 
@@ -86,6 +165,27 @@ class Memtable:
         """Whether the index has everything that is published."""
         published = self.published
         return published.start == published.state.applied_offset
+
+    @property
+    def is_merging(self) -> bool:
+        """Whether a merge has begun, and is not complete."""
+        return self._merge is not None
+
+    def due_share(self, bytes_max: int) -> float:
+        """Which part of a merge is due: as much as there is of what was published meanwhile, compared with its room.
+
+        Args:
+            bytes_max: What both may take. There is no more room than the merge takes itself.
+        """
+        merge = self._merge
+        if merge is None:
+            return 0.0
+        room = min(merge.size, bytes_max - merge.size)
+        return 1.0 if room <= 0 else min(1.0, (self.published.size - merge.size) / room)
+
+    def is_behind(self, bytes_max: int) -> bool:
+        """Whether less than the due part is merged."""
+        return self._merge is not None and self._merge.share < self.due_share(bytes_max)
 
     def value(self, key: bytes) -> bytes | None:
         """The published row of a key; None if it is not there."""
@@ -203,44 +303,73 @@ class Memtable:
         """Drop what is pending."""
         self._pending, self._pending_writers = Layers(), {}
 
-    def merge(self, state: IndexState) -> None:
-        """Store what is published in the index, in one transaction. After an error it is not.
+    def begin_merge(self, state: IndexState) -> None:
+        """Begin to merge everything that is published; no other merge may be under way.
 
         Args:
             state: That of what is published, and where the log is durable, which is not before its end.
+        """
+        assert self._merge is None
+        with self._lock:
+            old = self.published
+            self.published = replace(old, state=state, rows=old.rows.freeze(), writers=old.writers.freeze())
+        self._merge = _Merge(self.published)
+
+    def merge_slice(self, share: float = 1.0) -> None:
+        """Store the next slice of the merge in the index, in one transaction.
+
+        Args:
+            share: Which part of the merge's rows is to be in the index then, unless the slice would be too large.
 
         Raises:
-            StoreFull, lmdb.Error: See :meth:`Index.commit`.
+            StoreFull, lmdb.Error: See :meth:`Index.commit`. The slice is not stored.
         """
-        try:
-            for writer_id, entry in self.published.writers.all().items():
-                self.index.put_writer(writer_id, entry)
-            keys, rows = _in_order(self.published.rows)
-            if all(rows):
-                self.index.put(keys, rows)
-            else:
-                self.index.put([key for key, row in zip(keys, rows, strict=True) if row], list(filter(None, rows)))
-                self.index.remove([key for key, row in zip(keys, rows, strict=True) if not row])
-            self.index.commit(state)
-        finally:
-            self.index.abort()  # without effect after the commit
-        self.published = _of(state)
+        merge = self._merge
+        assert merge is not None
+        merge.store(self.index, share, self._tree)
+        if merge.share == 1:
+            self._merge, self._tree = None, merge.state
+            with self._lock:
+                old = self.published
+                self.published = Published(
+                    merge.state.applied_offset,
+                    old.state,
+                    old.rows.without_frozen(),
+                    old.writers.without_frozen(),
+                    old.size - merge.size,
+                )
 
     def _in_index(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         with self.index.view() as view:
             return view.find(keys)
 
 
-def _of(state: IndexState) -> Published:
-    """What is published if an index has this state."""
-    return Published(state.applied_offset, state)
+def _halfway(before: IndexState, after: IndexState) -> IndexState:
+    """The state of an index with some of the changes from one state to another."""
+    base, position, offset = after.synced_base, after.synced_position, after.synced_offset
+    return before._replace(synced_base=base, synced_position=position, synced_offset=offset, merging=after)
 
 
 def _in_order(rows: Layers[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
     """Keys in order, and the row of each."""
-    found = rows.all()
-    keys = sorted(found)
-    return keys, list(map(found.__getitem__, keys))
+    names, order = _ordered(rows)
+    keys = list(map(names.__getitem__, order.tolist()))
+    return keys, list(map(_known, rows.newest(keys) or ()))
+
+
+def _ordered(rows: Layers[bytes, bytes]) -> tuple[list[bytes], np.ndarray]:
+    """Keys, some perhaps more than once; and the place of each key, int64, in their order."""
+    names = list(chain.from_iterable(rows.dicts))
+    if len(names) < _SORTED_BY_NUMBERS:
+        names = sorted({*names})
+        return names, np.arange(len(names))
+    order, differs = in_order(BinaryColumn.from_list(names))
+    return names, order[np.append(True, differs)]
+
+
+def _known(row: bytes | None) -> bytes:
+    assert row is not None  # its key is from there
+    return row
 
 
 def _over(tree: View, published: Published) -> View:

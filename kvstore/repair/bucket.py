@@ -110,6 +110,7 @@ class BucketRepair:
         """
         done = self._done
         try:
+            self._complete_merge()
             self._repair_log(accepts_loss=accepts_loss)
             if not done.left:
                 self._repair_index()
@@ -311,6 +312,19 @@ class BucketRepair:
         finally:
             if index is not None:
                 index.close()
+
+    def _complete_merge(self) -> None:
+        """Complete a merge that its process left halfway, if the log has its changes; else the index is not valid."""
+        with suppress(*DAMAGE):
+            if self._is_merging():
+                open_for_writing(self._place, self._definition, self._options, self._files, self._clock).close()
+
+    def _is_merging(self) -> bool:
+        with self._index() as index:
+            if index is None:
+                return False
+            with index.view() as view:
+                return view.state().merging is not None
 
     def _valid_state(self, index: Index | None) -> IndexState | None:
         """The state of the index if all its rows are valid, else None."""

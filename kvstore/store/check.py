@@ -160,13 +160,24 @@ def _check(
             log.add(found)
             verified(found.header.size)
         log.compare(state, view)
-        for found in handle.log.batches(state.applied_offset, handle.committed().applied_offset):
+        end = handle.committed().applied_offset
+        for found in handle.log.batches(state.applied_offset, end):
             log.add(found)  # what the index does not have yet
             verified(found.header.size)
         report.findings += _bytes_after_segments(handle)
-        if definition.primary_key is not None:
+        if definition.primary_key is None:
+            return
+        if state.merging is None:
             row_bytes = _index_bytes(handle) / max(1, state.row_count)
             compare_rows(view, state, definition, report, lambda rows: verified(int(rows * row_bytes)))
+            return
+    # The index has some changes that its state has not: the rows with all of them are compared with the log.
+    with handle.latest() as view:
+        for found in handle.log.batches(end, view.state().applied_offset):
+            log.add(found)
+        if log.knows_rows:
+            rows, digest = log.count_and_digest()
+            compare_rows(view, state._replace(row_count=rows, digest=digest), definition, report)
 
 
 def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
@@ -205,6 +216,9 @@ class _LogReplay:
     Args:
         snapshots: The valid snapshots, oldest first.
         start: The log start.
+
+    Attributes:
+        knows_rows: Whether the rows are known that the log leaves.
     """
 
     def __init__(
@@ -213,7 +227,7 @@ class _LogReplay:
         self._definition = definition
         self._report = report
         self._writers: WriterStates | None = None if start else WriterStates({})
-        self._knows_rows = not start
+        self.knows_rows = not start
         self._rows = 0
         self._digest = 0
         # Commit timestamp and uncounted time of the last batch, None if unknown; and where timestamps went back last.
@@ -234,7 +248,7 @@ class _LogReplay:
         self._report.batches += 1
         self._report.empty_batches += batch.record_count == 0
         self._report.changes += batch.record_count
-        if self._knows_rows:
+        if self.knows_rows:
             self._fold_rows(batch)
 
     def compare(self, state: IndexState, view: View) -> None:
@@ -242,15 +256,15 @@ class _LogReplay:
         self._reach(state.applied_offset)
         if self._snapshots:
             self._finding(f"the snapshot at offset {self._snapshots[0].offset} is ahead of the index")
-        if not self._knows_rows:
+        if not self.knows_rows:
             self._finding("the log does not begin at offset 0, and no valid snapshot has the rows of before")
-        elif (found := self._count_and_digest()) != (state.row_count, state.digest):
+        elif (found := self.count_and_digest()) != (state.row_count, state.digest):
             self._finding(f"the log has {found[0]} rows, the index {state.row_count}, or their content differs")
         if self._writers is not None and self._writers.all() != view.writers():
             self._finding("the index remembers other batches of writers than the log has")
         if self._times not in (None, (state.last_timestamp, state.uncounted_ms)):
             self._finding("the index has another last commit timestamp than the log")
-        if self._knows_rows and self._back != state.back_offset:
+        if self.knows_rows and self._back != state.back_offset:
             self._finding("the index has another offset at which commit timestamps went back than the log")
 
     def _reach(self, offset: Offset) -> None:
@@ -270,22 +284,23 @@ class _LogReplay:
             self._finding(f"{name} remembers other batches of writers than the log before it")
         uncounted, back = found.manifest.times
         times = found.manifest.last_timestamp, uncounted
-        if self._times not in (None, times) or (self._knows_rows and self._back != back):
+        if self._times not in (None, times) or (self.knows_rows and self._back != back):
             self._finding(f"{name} has another last commit timestamp than the log before it")
         self._times, self._back = times, back
-        if not self._knows_rows:
+        if not self.knows_rows:
             self._take_rows(found)
-        elif self._count_and_digest() != (found.manifest.row_count, found.digest):
+        elif self.count_and_digest() != (found.manifest.row_count, found.digest):
             self._finding(f"{name} has other rows than the log before it")
 
     def _take_rows(self, snapshot: Snapshot) -> None:
-        self._knows_rows = True
+        self.knows_rows = True
         self._rows, self._digest = snapshot.manifest.row_count, snapshot.digest
         if not self._sums_up:
             for rows in snapshot.rows(self._definition):
                 self._last_rows.add(rows.sums, rows.hashes, np.ones(len(rows.sums), bool))
 
-    def _count_and_digest(self) -> tuple[int, int]:
+    def count_and_digest(self) -> tuple[int, int]:
+        """The number of rows that the log leaves, and the sum of their hashes modulo 2^64."""
         if self._sums_up or self._definition.primary_key is None:
             return self._rows, self._digest
         return self._last_rows.count_and_digest()

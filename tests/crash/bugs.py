@@ -53,13 +53,12 @@ def _log_is_not_synced() -> Patches:
 
 
 def _index_is_committed_before_the_log_is_synced() -> Patches:
-    def commit(self: WritePath) -> None:
+    def begin_merge(self: WritePath) -> None:
         end = self.log.end
         self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        self.memtable.merge(self._state)
-        self.log.sync()
+        self.memtable.begin_merge(self._state)
 
-    return [patch.object(WritePath, "commit", commit)]
+    return [patch.object(WritePath, "begin_merge", begin_merge)]
 
 
 def _no_other_ways() -> Patches:

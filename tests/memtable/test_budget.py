@@ -67,10 +67,11 @@ def test_many_buckets_share_it(store_path: Path) -> None:
             health = store.health()
             seen.append(health.memtable_bytes)
             assert health.memtable_limit == 2 * MIB
-            found = store.metrics()["kvstore_memtable_bytes"]
-            assert set(found) == {"a", "b"}
-            assert sum(found.values()) == health.memtable_bytes
-        assert max(seen) > MIB
+            if step < 2:  # nothing is merged yet
+                found = store.metrics()["kvstore_memtable_bytes"]
+                assert set(found) == {"a", "b"}
+                assert sum(found.values()) == health.memtable_bytes > 200_000
+        assert max(seen) > MIB / 2
         # Each bucket may have added one batch since its last look.
         assert max(seen) < 2 * MIB + 8 * 50 * 1500
         assert store.metrics()["kvstore_memtable_limit_bytes"] == 2 * MIB

@@ -17,6 +17,7 @@ from kvstore.memtable.layers import Layers
 from kvstore.memtable.memtable import Memtable
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Epoch, Offset, Sequence, WriterId
+from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import RememberedBatch, WriterEntry
 from logformat.rows.keys import ROW
 from tests.support.leaves import STATE, an_index
@@ -29,6 +30,19 @@ SOME_KEYS = st.lists(st.sampled_from(KEYS), max_size=9, unique=True)
 
 def entry(number: int) -> WriterEntry:
     return WriterEntry(Epoch(0), False, (RememberedBatch(Sequence(number), 0, Offset(number), number),))
+
+
+def state_at(end: int) -> IndexState:
+    return STATE._replace(applied_offset=Offset(end), synced_offset=Offset(end))
+
+
+def merge_all(memtable: Memtable) -> None:
+    """Merge what is published, as the bucket's writer does on a flush."""
+    while memtable.is_merging:
+        memtable.merge_slice()
+    if not memtable.is_merged:
+        memtable.begin_merge(memtable.published.state)
+        merge_all(memtable)
 
 
 def assert_has(view: View, rows: Mapping[bytes, bytes], writers: Mapping[WriterId, WriterEntry]) -> None:
@@ -61,6 +75,7 @@ class TheMemtable(RuleBasedStateMachine):
         self.rows: Rows = {}
         self.writers: dict[WriterId, WriterEntry] = {}
         self.pending, self.pending_writers = dict(self.rows), dict(self.writers)
+        self.merged = self.end, self.rows, self.writers
         self.views: list[tuple[View, Rows, dict[WriterId, WriterEntry]]] = []
 
     @rule(rows=ROWS)
@@ -93,7 +108,7 @@ class TheMemtable(RuleBasedStateMachine):
     @rule()
     def publish(self) -> None:
         self.end += 1
-        self.memtable.publish(STATE._replace(applied_offset=Offset(self.end)))
+        self.memtable.publish(state_at(self.end))
         self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
 
     @rule()
@@ -101,28 +116,45 @@ class TheMemtable(RuleBasedStateMachine):
         self.memtable.drop()
         self.pending, self.pending_writers = dict(self.rows), dict(self.writers)
 
+    @precondition(lambda self: not self.memtable.is_merging)
+    @rule()
+    def begin_merge(self) -> None:
+        self.memtable.begin_merge(self.memtable.published.state)
+        self.merged = self.end, self.rows, self.writers
+
+    @precondition(lambda self: self.memtable.is_merging)
+    @rule(share=st.floats(0, 1))
+    def merge_slice(self, share: float) -> None:
+        self.memtable.merge_slice(share)
+        with self.index.view() as view:
+            state, (end, rows, writers) = view.state(), self.merged
+            assert state.latest_offset == end
+            if self.memtable.is_merging:
+                assert state.merging is not None
+                assert 0 <= self.memtable.due_share(1 << 20) <= self.memtable.due_share(1) <= 1
+            else:
+                assert state.merging is None
+                assert_has(view, rows, writers)
+
     @rule()
     def merge(self) -> None:
-        self.drop()
-        self.memtable.merge(self.memtable.published.state)
-        assert self.memtable.is_merged
+        merge_all(self.memtable)
         with self.index.view() as view:
             assert_has(view, self.rows, self.writers)
 
+    @precondition(lambda self: self.memtable.is_merging)
     @rule(calls=st.sampled_from(["put", "put_writer", "commit"]))
-    def merge_that_fails(self, calls: str) -> None:
-        self.drop()
-
+    def slice_that_fails(self, calls: str) -> None:
         def refuse(*_: Any) -> None:
             raise lmdb.DiskError
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Index, calls, refuse)
             try:
-                self.memtable.merge(self.memtable.published.state)
+                self.memtable.merge_slice()
             except lmdb.DiskError:
                 return
-        assert calls == "put_writer"  # there was no writer
+        assert calls == "put_writer"  # there was no writer, or it was not the last slice
 
     @precondition(lambda self: len(self.views) < 4)
     @rule(kind=st.sampled_from([Index.view, Index.scan_view]))
@@ -147,7 +179,16 @@ class TheMemtable(RuleBasedStateMachine):
         self.stack.close()
 
 
-TestTheMemtable = TheMemtable.TestCase
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS", 2)
+    monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS_MAX", 5)
+    monkeypatch.setattr("kvstore.memtable.memtable.SLICE_BYTES", 40)
+
+
+@pytest.mark.usefixtures("small_slices")
+class TestTheMemtable(TheMemtable.TestCase):  # type: ignore[misc, name-defined]
+    pass
 
 
 @given(batches=st.lists(ROWS, max_size=30), seen=st.lists(st.booleans(), min_size=30, max_size=30))
@@ -169,8 +210,7 @@ def test_layers_are_few_and_what_was_seen_stays(batches: list[Rows], seen: list[
 def merged_meanwhile(memtable: Memtable, index: Index) -> Iterator[View]:
     """A view of the index, after which the memtable is merged before the view is laid over."""
     with index.view() as view:
-        if not memtable.is_merged:
-            memtable.merge(memtable.published.state)
+        merge_all(memtable)
         yield view
 
 
@@ -178,7 +218,7 @@ def test_a_merge_while_a_view_is_opened_hides_nothing(tmp_path: Path) -> None:
     with an_index(tmp_path) as index:
         memtable = Memtable(index)
         memtable.put([KEYS[0]], [b"row"])
-        memtable.publish(STATE._replace(applied_offset=Offset(1)))
+        memtable.publish(state_at(1))
         with memtable.view(lambda index: merged_meanwhile(memtable, index)) as view:
             assert_has(view, {KEYS[0]: b"row"}, {})
 
@@ -188,11 +228,10 @@ def test_a_row_that_is_merged_while_it_is_read_is_found(tmp_path: Path, monkeypa
         memtable = Memtable(index)
         get = index.environment.get
         memtable.put([KEYS[0]], [b"row"])
-        memtable.publish(STATE._replace(applied_offset=Offset(1)))
+        memtable.publish(state_at(1))
 
         def merged_first(key: bytes) -> bytes | None:
-            if not memtable.is_merged:
-                memtable.merge(memtable.published.state)
+            merge_all(memtable)
             return get(key)
 
         monkeypatch.setattr(index.environment, "get", merged_first)
@@ -205,10 +244,10 @@ def test_a_view_stays_as_it_was_after_a_batch_without_rows(tmp_path: Path) -> No
         for number, keys in enumerate((KEYS[:1], KEYS[1:2]), 1):
             memtable.put(keys, [b"row"])
             memtable.put_writer(WriterId(number), entry(number))
-            memtable.publish(STATE._replace(applied_offset=Offset(number)))
+            memtable.publish(state_at(number))
         with memtable.view() as view:
             for number, keys in enumerate(([], KEYS[:3]), 3):
                 memtable.put(keys, [b"later"] * len(keys))
                 memtable.put_writer(WriterId(number), entry(number))
-                memtable.publish(STATE._replace(applied_offset=Offset(number)))
+                memtable.publish(state_at(number))
             assert_has(view, dict.fromkeys(KEYS[:2], b"row"), {WriterId(n): entry(n) for n in (1, 2)})

@@ -134,6 +134,7 @@ class Overlay:
             uncounted_ms=newer[-1][0].uncounted_ms,
             back_offset=back,
             row_count=state.row_count + sum(added for _, added in newer),
+            merging=None,
         )
 
     def view(self, tree: View, state: IndexState) -> View:
@@ -257,7 +258,8 @@ class OverlayReader:
             start = self._known_up_to(state)
             overlay = self._synced(state, start, self._whole_end(state, start), rows=rows)
         else:
-            overlay = self._extended(state, record.offset, rows=rows)
+            # A slice of a merge may have been stored since the record was read before.
+            overlay = self._extended(state, max(record.offset, state.latest_offset), rows=rows)
         self._has_rows = rows
         return overlay
 
@@ -318,8 +320,8 @@ class OverlayReader:
 
     def _known_up_to(self, state: IndexState) -> Offset:
         """How far the index and the overlay are: what was shown once is durable, and every later owner keeps it."""
-        known = self._overlay
-        return state.applied_offset if known is None else max(known.end, state.applied_offset)
+        known, reached = self._overlay, state.latest_offset
+        return reached if known is None else max(known.end, reached)
 
     def _whole_end(self, state: IndexState, start: Offset) -> Offset:
         """Where the whole batches after an offset end."""
