@@ -68,7 +68,7 @@ def _opened(
         raise
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
-        if index is not None and state is not None and state.latest_offset > end.offset:
+        if index is not None and state is not None and state.applied_offset > end.offset:
             # The index was committed, and then the log lost these changes, which were never durable.
             index.close()
             index = None

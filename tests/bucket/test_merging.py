@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import CorruptData
+from kvstore.log.published import EndPublisher
 from kvstore.memtable.memtable import Memtable
 from kvstore.repair.store import repair
 from tests.support.processes import Child, Pipe
@@ -25,7 +26,8 @@ from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 ROWS = 40
-NEVER_DUE: dict[str, Any] = {"commit_wait_ms": 3_600_000, "commit_idle_ms": 3_600_000}
+NEVER_DUE: dict[str, Any] = {"commit_wait_ms": 3_600_000, "commit_idle_ms": 3_600_000, "segment_bytes_max": 1500}
+"""Merges begin by a flush; a segment of the log has few batches."""
 Rows = dict[int, dict[str, Any]]
 
 
@@ -151,9 +153,8 @@ def test_repair_completes_it(moments: tuple[Moments, Rows]) -> None:
 def test_a_merge_whose_log_is_lost_is_refused(moments: tuple[Moments, Rows]) -> None:
     found, _ = moments
     copy = found.kept[2]
-    (segment,) = copy.glob("tables/*/*/log/*.log")
-    with segment.open("r+b") as file:
-        file.truncate(600)
+    for segment in sorted(copy.glob("tables/*/*/log/*.log"))[-3:]:
+        segment.write_bytes(segment.read_bytes()[:64])
     with kvstore.open(copy) as store, pytest.raises(CorruptData):
         store.table("t").upsert({"k": 1})
 
@@ -171,7 +172,11 @@ def reader(pipe: Pipe, store_path: Path) -> None:
             pipe.send("right")
 
 
-def test_others_see_everything_while_it_goes_on(store_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_published", [True, False])
+def test_others_see_everything_while_it_goes_on(
+    store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """Also if the disk refuses the file that says how far the log is durable: the merge says it, too."""
     model: Rows = {}
     backups: list[Path] = []
     with kvstore.open(store_path, **NEVER_DUE) as store, Child(reader, store_path) as child:
@@ -184,6 +189,8 @@ def test_others_see_everything_while_it_goes_on(store_path: Path, tmp_path: Path
 
         for step in range(4):
             write(table, model, step)
+            if not is_published:
+                monkeypatch.setattr(EndPublisher, "publish", lambda *_: None)
         with small_slices(7, look):
             store.flush()
         child.say(None)

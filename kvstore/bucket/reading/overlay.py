@@ -252,14 +252,13 @@ class OverlayReader:
         """
         self._has_rows = False
         record = self._record = self._published.read()
-        if record is None or record.offset < state.applied_offset:
+        if record is None or record.offset < state.latest_offset:
             overlay = self._unpublished(state, rows=rows)
         elif self._is_gone(record.owner):
             start = self._known_up_to(state)
             overlay = self._synced(state, start, self._whole_end(state, start), rows=rows)
         else:
-            # A slice of a merge may have been stored since the record was read before.
-            overlay = self._extended(state, max(record.offset, state.latest_offset), rows=rows)
+            overlay = self._extended(state, record.offset, rows=rows)
         self._has_rows = rows
         return overlay
 
