@@ -16,7 +16,7 @@ from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.errors import OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
@@ -446,7 +446,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.place.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self._engine is None and self._ownership.try_take():
+                if self._engine is None and self._took():
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()
@@ -461,6 +461,13 @@ class BucketHandle:
             if not commits or self._clock.monotonic() >= deadline:
                 self._ownership.refuse()
             pause()
+
+    def _took(self) -> bool:
+        try:
+            return self._ownership.try_take()
+        except CorruptData:
+            self._context.catalog.definition()  # a dropped table is the cause to report
+            raise
 
     def _ended(self, engine: BucketEngine) -> bool:
         """Whether an engine has ended because the bucket was given up.
