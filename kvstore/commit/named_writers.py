@@ -96,7 +96,7 @@ class Writers:
         """
         if name is None:
             return Identity(self.new_id())
-        name = _name(name)
+        name = writer_name(name)
 
         def decide(state: CatalogState) -> OpenWriter:
             known = self._known(state, name, "batches")
@@ -131,7 +131,7 @@ class Writers:
                 left out then.
             confirm: See :meth:`kvstore.commit.coordinator.Commits.apply`.
         """
-        name = _name(name)
+        name = writer_name(name)
         if run is not None:
             run = printable("run", run, NAME_BYTES_MAX)
         if not isinstance(takeover, bool):
@@ -159,7 +159,7 @@ class Writers:
         if name is None or epoch is None:
             name = OF_TRANSACTIONS
             epoch = self._next_epoch(name)
-        writer = self._of_run(_name(name), epoch, None, takeover=False)
+        writer = self._of_run(writer_name(name), epoch, None, takeover=False)
         last = self._commits.last_sequence(writer.writer_id)
         if epoch < writer.first_epoch:
             raise self._out_of_order(name, epoch, writer, last)
@@ -306,5 +306,10 @@ def new_writer_id(journal: Journal) -> WriterId:
     return WriterId(state.next_writer_id - 1)
 
 
-def _name(given: Any) -> str:
+def writer_name(given: Any) -> str:
+    """A name of a writer.
+
+    Raises:
+        InvalidRequest: It is not possible.
+    """
     return printable("writer", given, NAME_BYTES_MAX)

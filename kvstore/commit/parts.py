@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.staging import Staging
-from kvstore.errors import NoSuchTable, StoreError
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
@@ -58,6 +58,16 @@ class TablePart:
     def is_one_batch(self) -> bool:
         """Whether the table has one bucket."""
         return len(self._requests) == 1
+
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self._definition.name
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table gets no changes, and takes part only so that it is not written meanwhile."""
+        return not any(request.count for request in self._requests.values())
 
     @property
     def journal(self) -> Journal:
@@ -154,7 +164,8 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         The result of each part.
 
     Raises:
-        InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
+        InvalidRequest, WriterRejected: A bucket refuses its batch, or some of the tables had theirs before and others
+            not. Nothing was written.
         StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed when a
             bucket without its batch is written again. Otherwise nothing was written.
     """
@@ -168,8 +179,7 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         for part in parts:
             part.stage()
         earlier = [part.earlier() for part in parts]
-        new = [part for part, result in zip(parts, earlier, strict=True) if result is None]
-        if new:
+        if new := _new(parts, earlier):
             if confirm is not None:
                 confirm()
             parts[0].journal.append(lambda state: [part.begun(state) for part in new])
@@ -184,10 +194,10 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
     ended: list[End] = []
     failed: StoreError | None = None
     for part, result in zip(parts, earlier, strict=True):
-        if result is not None:
+        if part not in new:
             if takes_place:
                 part.discard()
-            results.append(result)
+            results.append(result or WriteResult({}))
             continue
         try:
             results.append(part.appended())
@@ -200,6 +210,24 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         failed.where["committed"] = True
         raise failed
     return results
+
+
+def _new(parts: Several[TablePart], earlier: Several[WriteResult | None]) -> list[TablePart]:
+    """The parts that are to be written: all that were not before, or none if the commit was applied before.
+
+    Raises:
+        InvalidRequest: It was applied before, but to other tables.
+    """
+    new = [part for part, result in zip(parts, earlier, strict=True) if result is None]
+    deciding = [part for part in parts if not part.is_empty] or parts
+    missing = [part.table for part in deciding if part in new]
+    if missing and len(missing) < len(deciding):
+        raise InvalidRequest(
+            "A commit of this number was applied before, to other tables, and nothing of this one was written; give it"
+            " the next number.",
+            new_tables=missing,
+        )
+    return new if missing else []
 
 
 class End(NamedTuple):

@@ -78,6 +78,8 @@ class TableChanges:
         """See :meth:`Transaction.delete`."""
         self._check_keyed()
         rows = intake.key_rows(keys, layout_of(self.definition).key_schema)
+        if self.definition.options.delete_behavior == "ignore":
+            return
         self._add(Changes.deletes(rows, self.definition.schema))
 
     def put_if(self, row: Any, expected: Any) -> None:

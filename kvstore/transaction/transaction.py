@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
+from kvstore.commit.named_writers import writer_name
 from kvstore.commit.parts import apply_together
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.process.calls import Answer, answer_of, uninterrupted
@@ -68,18 +69,18 @@ class Transaction:
                 writer=shown(writer),
                 epoch=shown(epoch),
             )
-        self._writer = writer
+        self._writer = None if writer is None else writer_name(writer)
         self._epoch = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         self._access = access
         self._opened = opened
         self._tables: dict[str, TableChanges] = {}
-        self._is_open = False
+        self._is_used = self._is_open = False
         self.result: TransactionResult | None = None
 
     def __enter__(self) -> Self:
-        if self._is_open or self.result is not None:
+        if self._is_used:
             raise InvalidRequest("A transaction is used once; begin another one with store.transaction().")
-        self._is_open = True
+        self._is_used = self._is_open = True
         return self
 
     def __exit__(

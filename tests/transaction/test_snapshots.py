@@ -183,6 +183,26 @@ def test_a_commit_that_comes_between_two_buckets_is_in_none_or_all(
     assert len(calls) > 4
 
 
+def test_commits_to_other_tables_do_not_matter(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_table("c", {"k": "int64", "v": "int64"}, primary_key="k", buckets=2)
+    snapshot, calls = BucketHandle.snapshot, []
+
+    @contextmanager
+    def late(self: BucketHandle) -> Any:
+        with snapshot(self) as view:
+            calls.append(self)
+            if len(calls) == 1:
+                with store.transaction() as tx:
+                    tx.upsert("c", [{"k": k, "v": 1} for k in range(9)])
+            yield view
+
+    monkeypatch.setattr(cut, "COMMIT_WAIT_SECONDS", 0)
+    monkeypatch.setattr(BucketHandle, "snapshot", late)
+    with store.snapshot(["a", "b"]) as at:
+        assert at["a"].count() == ROWS
+    assert store["c"].count() == 9
+
+
 def test_a_commit_that_some_buckets_have_is_waited_for(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     append, begun, go_on = Log.append, threading.Event(), threading.Event()
 
