@@ -301,7 +301,7 @@ def test_what_is_refused_leaves_nothing(store: kvstore.Store, store_path: Path, 
 
 def test_a_transaction_that_failed_is_used_up(store: kvstore.Store) -> None:
     tx = store.transaction()
-    with pytest.raises(ValueError, match="no"), tx:
+    with pytest.raises(ValueError, match="no"), tx:  # noqa: PT012
         tx.upsert("orders", {"id": 1})
         raise ValueError("no")
     with pytest.raises(InvalidRequest, match="used once"), tx:
