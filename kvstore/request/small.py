@@ -180,16 +180,16 @@ class SmallRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallConditional(ConditionalRequest):
-    """A conditional request about one key that stores a row, decided by the stored bytes.
+    """A conditional request about a few keys, decided by the stored bytes.
 
     Attributes:
-        operation_on: Returns the operation, or None if nothing is to be written, given the value that is there, which
-            was verified; None if there is none. It may raise InvalidRequest and nothing else.
+        operations_on: Returns the operations, or None if nothing is to be written, given the value that is there for
+            each key, which was verified; None if there is none. It may raise InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
-            turn comes, or the stored row is of another schema, ``decide`` decides.
+            turn comes, or a stored row is of another schema, ``decide`` decides.
     """
 
-    operation_on: Callable[[bytes | None], Operation | None]
+    operations_on: Callable[[list[bytes | None]], list[Operation] | None]
     writes: SmallWrites
 
 

@@ -9,7 +9,6 @@ one bucket, it is an ordinary write of that bucket.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from types import TracebackType
@@ -214,7 +213,7 @@ class Transaction:
 
 def _alone(changes: TableChanges, bucket: BucketId) -> AppendResult:
     request = changes.conditional()
-    changes.opened.handles[bucket].submit(request)
-    answer: Future[Any] = request.answer
+    changes.opened.handles[bucket].submit(request, here=True)
+    answer: Any = request.answer
     result: AppendResult = answer_of(answer)
     return result

@@ -257,6 +257,27 @@ def test_a_conflict_uses_up_no_epoch(store: kvstore.Store) -> None:
     assert len(orders(store)) == 1
 
 
+def test_an_epoch_before_a_conflict_is_not_written_again(store: kvstore.Store) -> None:
+    """The name counts from the epoch that conflicted on, under which nothing was written."""
+
+    def send(epoch: int, *, disturbed: bool = False) -> None:
+        with store.transaction(writer="w", epoch=epoch) as tx:
+            tx.get("stock", "apple")
+            tx.upsert("orders", {"id": epoch})
+            if disturbed:
+                store["stock"].delete("apple")
+
+    send(5)
+    with pytest.raises(TransactionConflict):
+        send(8, disturbed=True)
+    end = store["orders"].offsets()
+    with pytest.raises(OutOfOrderSequence):
+        send(5)
+    assert store["orders"].offsets() == end
+    send(8)
+    assert [row["id"] for row in orders(store)] == [5, 8]
+
+
 # What is refused
 
 REFUSED: dict[str, tuple[type[Exception], Callable[[kvstore.Store, kvstore.Transaction], object]]] = {
