@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
@@ -102,6 +103,11 @@ class BucketHandle:
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
         self._writer().committer.submit(part)
+
+    def begin_part(self, part: Prepared) -> Committer | None:
+        """Like :meth:`prepare`, in this thread; see :meth:`Committer.begin_part`. None if the bucket is not idle."""
+        committer = self._writer().committer
+        return committer if committer.begin_part(part) else None
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
@@ -245,7 +251,7 @@ class BucketHandle:
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
-        with self.snapshot() as view:
+        with self.latest() as view:
             known = WriterStates(view.writers_of([writer_id]))
             return known.last_sequence(writer_id, now_ms=self._counted_ms(view.state()))
 

@@ -19,10 +19,11 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
-from kvstore.process.calls import Answer, uninterrupted
+from kvstore.process.calls import uninterrupted
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
+from kvstore.request.small import counted
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
 from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId
 from logformat.rows.changes import Changes
@@ -230,10 +231,7 @@ class Writers:
     ) -> WriteResult:
         sequence = _sequence(writer, epoch)
         numbered = {
-            bucket: replace(
-                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Answer()
-            )
-            for bucket, request in requests.items()
+            bucket: counted(request, writer.writer_id, writer.epoch, sequence) for bucket, request in requests.items()
         }
         return self._commits.apply(definition, numbered, confirm)
 

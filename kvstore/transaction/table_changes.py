@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,16 +143,21 @@ class TableChanges:
             if (self.opened.handles[bucket].value(code) or b"") != value:
                 raise self._conflict(code)
 
-    def requests(self) -> dict[BucketId, Request]:
+    def requests(self) -> dict[BucketId, Request | SmallRequest]:
         """The batch of each bucket, empty where nothing is changed.
 
         Raises:
             InvalidRequest: One is too large, or the table takes no deletes.
         """
+        if self._writes is not None and (few := self._few()) is not None:
+            small = self._writes.requests(few)
+            return {bucket: small.get(bucket) or SmallRequest([], self._writes) for bucket in self._buckets()}
         parts = dict(spread(self.definition, self._all(), BucketId(0)))
         nothing = Changes.upserts(intake.empty(self.definition.schema))
-        buckets = map(BucketId, range(self.definition.buckets))
-        return {bucket: request_of(parts.get(bucket, nothing), self.definition) for bucket in buckets}
+        return {bucket: request_of(parts.get(bucket, nothing), self.definition) for bucket in self._buckets()}
+
+    def _buckets(self) -> Iterator[BucketId]:
+        return map(BucketId, range(self.definition.buckets))
 
     def only_bucket(self) -> BucketId | None:
         """The only bucket of all that was read and changed; None if there are several."""

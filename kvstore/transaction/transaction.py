@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,8 +18,9 @@ from kvstore.arguments import integer_within, shown
 from kvstore.commit.named_writers import writer_name
 from kvstore.commit.parts import apply_together
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.process.calls import Answer, answer_of, uninterrupted
+from kvstore.process.calls import answer_of, uninterrupted
 from kvstore.request.results import AppendResult, WriteResult
+from kvstore.request.small import counted
 from kvstore.table.access import Access
 from kvstore.table.open_table import OpenTable
 from kvstore.transaction.table_changes import TableChanges
@@ -192,16 +193,7 @@ class Transaction:
             parts = []
             for changes, requests in zip(tables, batches, strict=True):
                 writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
-                numbered = {
-                    bucket: replace(
-                        request,
-                        writer_id=writer.writer_id,
-                        sequence=writer.sequence,
-                        writer_epoch=writer.epoch,
-                        answer=Answer(),
-                    )
-                    for bucket, request in requests.items()
-                }
+                numbered = {bucket: counted(request, *writer) for bucket, request in requests.items()}
                 parts.append(changes.opened.commits.part(changes.definition, numbered))
 
             def verify() -> None:
