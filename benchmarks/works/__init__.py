@@ -21,6 +21,7 @@ from benchmarks.works import (
     recovery,
     shapes,
     small,
+    transactions,
     wal,
     writes,
 )
@@ -35,6 +36,7 @@ WORKS: dict[str, Work] = {
     "engines": engines.figures,
     "reads": reads.figures,
     "increments": increments.figures,
+    "transactions": transactions.figures,
     "gets": gets.figures,
     "lookups": lookups.figures,
     "ranges": ranges.figures,

@@ -36,7 +36,7 @@ from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
-from kvstore.bucket.write_path import Applied, WritePath
+from kvstore.bucket.write_path import Applied, Outcome, WritePath
 from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
@@ -48,13 +48,12 @@ from kvstore.errors import (
     StoreError,
     StoreFull,
     StoreReplaced,
-    WriterRejected,
 )
 from kvstore.log.segments import LogFiles
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
-from kvstore.request.preparation import in_present_names
+from kvstore.request.preparation import up_to_date
 from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.small import SmallConditional, SmallRequest, Submitted
@@ -129,6 +128,7 @@ class Committer:
         self._submitted = self._settled = 0
         self._broken = LogFailed("A write of the bucket ended on an error; reopen the store.")
         self._prepared: Now | None = None
+        self._part: Applied | None = None  # of a commit over several buckets, in a caller's turn
         self._is_pressed = False  # the memtable must not grow
         self._together = 1
         self._applied_first = self._applied_last = self._merge_seconds = 0.0
@@ -239,9 +239,10 @@ class Committer:
             while not self._queue.empty():
                 waiting += filter(None, [self._queue.get()])
             for item in waiting:
-                for answer in (item.ready, item.answer) if isinstance(item, Prepared) else (item.answer,):
-                    if not answer.done():
-                        answer.set_exception(copy(ended))
+                if isinstance(item, Prepared):
+                    item.refuse(ended)
+                elif not item.answer.done():
+                    item.answer.set_exception(copy(ended))
 
     def _take_turn(self) -> bool:
         item = self._next()
@@ -335,18 +336,81 @@ class Committer:
                 return False  # the thread ends
             outcomes = [(request, error)]
         finally:
-            if turn.left:
-                self._queue.put(None)  # the thread restores the memtable, or ends
-            turn.give_back()
+            self._give_back()
         self._answer(outcomes)
         self._meter.append.since(began)
         return True
 
-    def _is_idle(self) -> bool:
-        """Whether a request can be applied next, and the thread has nothing to do before."""
+    def begin_part(self, part: Prepared) -> bool:
+        """Apply a part of a commit of few rows in its caller's thread; False if the committer's thread has to do it.
+
+        If it is true, :meth:`end_part` follows once the commit is decided, from the same thread. The bucket waits.
+        """
+        if _stack_is_short():
+            return False
+        try:
+            self._catalog.check_leads()
+        except StoreError as error:
+            part.refuse(error)
+            return True
+        turn = self.turn
+        if not turn.take():
+            return False
+        try:
+            if not self._is_free():
+                return False
+            turn.left = True  # from here on, whatever happens
+            self._prepare()
+            outcome = self._part_applied(part)
+            if isinstance(outcome, Applied):
+                self._part = outcome
+            else:
+                turn.left = False
+                part.refuse(outcome)
+        except StoreError as error:
+            turn.end = error if self._is_end(error) else None
+            part.refuse(error)
+        finally:
+            if self._part is None:
+                self._give_back()
+        return True
+
+    def end_part(self, part: Prepared) -> None:
+        """Append what :meth:`begin_part` has applied, or drop it, as the commit was decided; see there."""
+        applied, turn = self._part, self.turn
+        if applied is None:
+            return  # it was refused
+        self._part = None
+        try:
+            if part.decision.result():
+                turn.end = self._broken
+                self._append([applied], durable=True)
+                turn.end = None
+                turn.left = False
+                part.answer.set_result(applied.result)
+            elif applied.batch is None:
+                turn.left = False
+        except StoreError as error:
+            turn.end = error if self._is_end(error) else None
+            part.refuse(error)
+        finally:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """End a turn of this thread, which is a caller's."""
+        if self.turn.left:
+            self._queue.put(None)  # the committer's thread restores the memtable, or ends
+        self.turn.give_back()
+
+    def _is_free(self) -> bool:
+        """Whether the thread has nothing to do, and nothing waits for it."""
         if self._settled != self._submitted or self._ended is not None:
             return False
-        if self.turn.left or self._is_pressed or self._due():
+        return not (self.turn.left or self._is_pressed or self._due())
+
+    def _is_idle(self) -> bool:
+        """Whether a request can be applied next, and the thread has nothing to do before."""
+        if not self._is_free():
             return False
         try:
             now = self._catalog.now()
@@ -473,21 +537,27 @@ class Committer:
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))
         if isinstance(outcome, StoreError):
-            for answer in (prepared.ready, prepared.answer):
-                if not answer.done():
-                    answer.set_exception(copy(outcome))
+            prepared.refuse(outcome)
         elif prepared.decision.result():
             prepared.answer.set_result(outcome)
 
-    def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
+    def _part_applied(self, prepared: Prepared) -> Outcome:
         # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
         self._path.log.sync()
         try:
-            applied = self._path.apply(in_present_names(prepared.request, self._path.definition))
-        except (InvalidRequest, WriterRejected) as error:
-            return error  # nothing of it was stored
-        self._catalog.check_leads()
-        prepared.ready.set_result(applied.result)
+            request = up_to_date(prepared.request, self._path.definition)
+        except InvalidRequest as error:
+            return error
+        (outcome,) = self._path.apply_all([request])
+        if isinstance(outcome, Applied):
+            self._catalog.check_leads()
+            prepared.ready.set_result(outcome.result)
+        return outcome
+
+    def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
+        applied = self._part_applied(prepared)
+        if not isinstance(applied, Applied):
+            return applied  # nothing of it was stored
         if prepared.decision.result():
             self._append([applied], durable=True)
         elif applied.batch is not None:

@@ -39,22 +39,21 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     definition = path.definition
     if isinstance(request, SmallConditional) and request.writes is small_writes(definition):
-        (code,) = request.keys
-        stored = path.memtable.pending_value(code)
-        if stored is None or request.writes.rows.hash_of(code, stored) is not None:
+        there = [(code, path.memtable.pending_value(code)) for code in request.keys]
+        if all(value is None or request.writes.rows.hash_of(code, value) is not None for code, value in there):
             try:
-                operation = request.operation_on(stored)
+                operations = request.operations_on([value for _, value in there])
             except InvalidRequest as error:
                 return error
-            return None if operation is None else path.apply_all([SmallRequest([operation], request.writes)])[0]
+            return None if operations is None else path.apply_all([SmallRequest(operations, request.writes)])[0]
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.
         return SchemaMismatch(
             "Columns were renamed and added since this write began; repeat it.", table=definition.name
         )
-    there = [(key, value) for key, value in zip(request.keys, path.memtable.get(request.keys), strict=True) if value]
-    keys, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
+    found = [(key, value) for key, value in zip(request.keys, path.memtable.get(request.keys), strict=True) if value]
+    keys, values = (BinaryColumn.from_list([each[half] for each in found]) for half in (0, 1))
     rows, _ = layout_of(known).decode_found(keys, values)
     try:
         changes = request.decide(known, rows)

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
@@ -16,7 +17,7 @@ from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.errors import OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
+from kvstore.errors import CorruptData, OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
@@ -102,6 +103,11 @@ class BucketHandle:
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
         self._writer().committer.submit(part)
+
+    def begin_part(self, part: Prepared) -> Committer | None:
+        """Like :meth:`prepare`, in this thread; see :meth:`Committer.begin_part`. None if the bucket is not idle."""
+        committer = self._writer().committer
+        return committer if committer.begin_part(part) else None
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
@@ -251,7 +257,7 @@ class BucketHandle:
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of a writer's last batch; None if none is remembered."""
-        with self.snapshot() as view:
+        with self.latest() as view:
             known = WriterStates(view.writers_of([writer_id]))
             return known.last_sequence(writer_id, now_ms=self._counted_ms(view.state()))
 
@@ -452,7 +458,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.place.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self._engine is None and self._ownership.try_take():
+                if self._engine is None and self._took():
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()
@@ -467,6 +473,13 @@ class BucketHandle:
             if not commits or self._clock.monotonic() >= deadline:
                 self._ownership.refuse()
             pause()
+
+    def _took(self) -> bool:
+        try:
+            return self._ownership.try_take()
+        except CorruptData:
+            self._context.catalog.definition()  # a dropped table is the cause to report
+            raise
 
     def _ended(self, engine: BucketEngine) -> bool:
         """Whether an engine has ended because the bucket was given up.

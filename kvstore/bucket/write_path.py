@@ -52,7 +52,7 @@ from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.checksum import key_sums
-from logformat.ids import Offset, WriterId
+from logformat.ids import NO_WRITER, Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
@@ -360,7 +360,7 @@ class WritePath:
             return
         for request in requests:
             timestamp = self._now_ms()
-            is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
+            is_new = request.writer_id == NO_WRITER or self._is_new(timestamp, request)
             if not is_new or (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
                 return
             batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)

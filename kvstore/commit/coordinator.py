@@ -21,6 +21,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import uninterrupted
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
+from kvstore.request.small import SmallRequest
 from logformat.ids import BucketId, Offset, Sequence, WriterId
 
 Confirm: TypeAlias = Callable[[Mapping[BucketId, Offset]], None]
@@ -96,7 +97,10 @@ class Commits:
                 pass
 
     def apply(
-        self, definition: TableDefinition, requests: Mapping[BucketId, Request], confirm: Confirm | None = None
+        self,
+        definition: TableDefinition,
+        requests: Mapping[BucketId, Request | SmallRequest],
+        confirm: Confirm | None = None,
     ) -> WriteResult:
         """Apply a batch to each bucket, all or none; it is the caller's turn.
 
@@ -114,7 +118,7 @@ class Commits:
         (result,) = apply_together([part], None if confirm is None else lambda: confirm(part.begins_at()))
         return result
 
-    def part(self, definition: TableDefinition, requests: Mapping[BucketId, Request]) -> TablePart:
+    def part(self, definition: TableDefinition, requests: Mapping[BucketId, Request | SmallRequest]) -> TablePart:
         """What a commit has for this table; see :meth:`apply`."""
         return TablePart(self._handles, self._staging, self._catalog, definition, requests)
 

@@ -19,10 +19,11 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
-from kvstore.process.calls import Answer, uninterrupted
+from kvstore.process.calls import uninterrupted
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
+from kvstore.request.small import counted
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
 from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId
 from logformat.rows.changes import Changes
@@ -96,7 +97,7 @@ class Writers:
         """
         if name is None:
             return Identity(self.new_id())
-        name = _name(name)
+        name = writer_name(name)
 
         def decide(state: CatalogState) -> OpenWriter:
             known = self._known(state, name, "batches")
@@ -131,7 +132,7 @@ class Writers:
                 left out then.
             confirm: See :meth:`kvstore.commit.coordinator.Commits.apply`.
         """
-        name = _name(name)
+        name = writer_name(name)
         if run is not None:
             run = printable("run", run, NAME_BYTES_MAX)
         if not isinstance(takeover, bool):
@@ -159,7 +160,7 @@ class Writers:
         if name is None or epoch is None:
             name = OF_TRANSACTIONS
             epoch = self._next_epoch(name)
-        writer = self._of_run(_name(name), epoch, None, takeover=False)
+        writer = self._of_run(writer_name(name), epoch, None, takeover=False)
         last = self._commits.last_sequence(writer.writer_id)
         if epoch < writer.first_epoch:
             raise self._out_of_order(name, epoch, writer, last)
@@ -230,10 +231,7 @@ class Writers:
     ) -> WriteResult:
         sequence = _sequence(writer, epoch)
         numbered = {
-            bucket: replace(
-                request, writer_id=writer.writer_id, sequence=sequence, writer_epoch=writer.epoch, answer=Answer()
-            )
-            for bucket, request in requests.items()
+            bucket: counted(request, writer.writer_id, writer.epoch, sequence) for bucket, request in requests.items()
         }
         return self._commits.apply(definition, numbered, confirm)
 
@@ -306,5 +304,10 @@ def new_writer_id(journal: Journal) -> WriterId:
     return WriterId(state.next_writer_id - 1)
 
 
-def _name(given: Any) -> str:
+def writer_name(given: Any) -> str:
+    """A name of a writer.
+
+    Raises:
+        InvalidRequest: It is not possible.
+    """
     return printable("writer", given, NAME_BYTES_MAX)

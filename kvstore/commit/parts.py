@@ -10,22 +10,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence as Several
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from typing import NamedTuple
 from uuid import uuid4
 
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.staging import Staging
-from kvstore.errors import NoSuchTable, StoreError
+from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
+from kvstore.process.calls import wait_for
 from kvstore.request.request import Prepared, Request
 from kvstore.request.results import WriteResult
+from kvstore.request.small import ROWS_MAX, SmallRequest
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.ids import BucketId, Offset
+
+BUCKETS_HERE_MAX = 4
+"""Largest number of buckets of a commit that are written in its caller's thread: their disks are synced in turn."""
 
 
 class TablePart:
@@ -42,7 +48,7 @@ class TablePart:
         staging: Staging,
         catalog: TableCatalog,
         definition: TableDefinition,
-        requests: Mapping[BucketId, Request],
+        requests: Mapping[BucketId, Request | SmallRequest],
     ) -> None:
         first = requests[BucketId(0)]
         commit_id = f"{catalog.table}-{uuid4().hex}"
@@ -53,11 +59,22 @@ class TablePart:
         self._definition = definition
         self._requests = requests
         self._batches: dict[BucketId, Prepared] = {}
+        self._begun: list[tuple[Committer, Prepared]] = []
 
     @property
     def is_one_batch(self) -> bool:
         """Whether the table has one bucket."""
         return len(self._requests) == 1
+
+    @property
+    def table(self) -> str:
+        """Name of the table."""
+        return self._definition.name
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the table gets no changes, and takes part only so that it is not written meanwhile."""
+        return not any(request.count for request in self._requests.values())
 
     @property
     def journal(self) -> Journal:
@@ -76,7 +93,7 @@ class TablePart:
         if is_confirmed:
             decision.set_result(True)
         try:
-            self.prepare(decision)
+            self.prepare(decision, here=True)
             if confirm is not None:
                 if self.begins_at():
                     confirm()
@@ -84,18 +101,37 @@ class TablePart:
         finally:
             if not decision.done():
                 decision.set_result(is_confirmed)
+            self.decided()
         return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
 
-    def prepare(self, decision: Future[bool]) -> None:
-        """Have every bucket apply its batch and wait for the decision."""
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return len(self._requests)
+
+    def prepare(self, decision: Future[bool], *, here: bool) -> None:
+        """Have every bucket apply its batch and wait for the decision.
+
+        Args:
+            here: Whether few rows may be applied in this thread, by buckets that are idle.
+        """
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
-            self._handles[bucket].prepare(batch)
+            handle = self._handles[bucket]
+            begun = handle.begin_part(batch) if here and batch.request.count <= ROWS_MAX else None
+            if begun is None:
+                handle.prepare(batch)
+            else:
+                self._begun.append((begun, batch))
+
+    def decided(self) -> None:
+        """Let the buckets go on that applied their batch in this thread; the decision is made."""
+        for committer, batch in self._begun:
+            committer.end_part(batch)
 
     def stage(self) -> None:
         """Store the batches for a process that may have to complete the commit; they are durable on return."""
-        changes = {bucket: request.changes for bucket, request in self._requests.items()}
-        self._staging.write(self._commit, self._definition, changes)
+        self._staging.write(self._commit, self._definition, self._requests)
 
     def discard(self) -> None:
         """Remove what was staged, unless the commit is journaled after all."""
@@ -133,7 +169,8 @@ class TablePart:
         Raises:
             StoreFull, CorruptData, LogFailed: A bucket could not. The commit stays open.
         """
-        wait([batch.answer for batch in self._batches.values()])
+        for batch in self._batches.values():
+            wait_for(batch.answer)
         return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
 
     @property
@@ -154,7 +191,8 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         The result of each part.
 
     Raises:
-        InvalidRequest, WriterRejected: A bucket refuses its batch. Nothing was written.
+        InvalidRequest, WriterRejected: A bucket refuses its batch, or some of the tables had theirs before and others
+            not. Nothing was written.
         StoreFull, CorruptData, LogFailed: If the error has ``committed``, the commit is decided: it is completed when a
             bucket without its batch is written again. Otherwise nothing was written.
     """
@@ -162,14 +200,14 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         return [parts[0].append_alone(confirm)]
     decision: Future[bool] = Future()
     takes_place = False
+    here = sum(part.buckets for part in parts) <= BUCKETS_HERE_MAX
     try:
         for part in parts:
-            part.prepare(decision)
+            part.prepare(decision, here=here)
         for part in parts:
             part.stage()
         earlier = [part.earlier() for part in parts]
-        new = [part for part, result in zip(parts, earlier, strict=True) if result is None]
-        if new:
+        if new := _new(parts, earlier):
             if confirm is not None:
                 confirm()
             parts[0].journal.append(lambda state: [part.begun(state) for part in new])
@@ -178,16 +216,18 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         # A bucket that gets False although the commit is journaled appends the batch before anything else.
         decision.set_result(takes_place)
         for part in parts:
+            part.decided()
+        for part in parts:
             if not takes_place:
                 part.discard()
     results: list[WriteResult] = []
     ended: list[End] = []
     failed: StoreError | None = None
     for part, result in zip(parts, earlier, strict=True):
-        if result is not None:
+        if part not in new:
             if takes_place:
                 part.discard()
-            results.append(result)
+            results.append(result or WriteResult({}))
             continue
         try:
             results.append(part.appended())
@@ -200,6 +240,24 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         failed.where["committed"] = True
         raise failed
     return results
+
+
+def _new(parts: Several[TablePart], earlier: Several[WriteResult | None]) -> list[TablePart]:
+    """The parts that are to be written: all that were not before, or none if the commit was applied before.
+
+    Raises:
+        InvalidRequest: It was applied before, but to other tables.
+    """
+    new = [part for part, result in zip(parts, earlier, strict=True) if result is None]
+    deciding = [part for part in parts if not part.is_empty] or parts
+    missing = [part.table for part in deciding if part in new]
+    if missing and len(missing) < len(deciding):
+        raise InvalidRequest(
+            "A commit of this number was applied before, to other tables, and nothing of this one was written; give it"
+            " the next number.",
+            new_tables=missing,
+        )
+    return new if missing else []
 
 
 class End(NamedTuple):
@@ -218,8 +276,8 @@ class End(NamedTuple):
 def end(ends: Several[End]) -> None:
     """Record that every bucket of some tables has its batch of a commit, and remove what was staged for it."""
     if ends:
-        # If this edit is lost, the next commit finds that every bucket has its batch.
-        ends[0].catalog.journal.append(lambda state: [each.edit(state) for each in ends], may_wait=True)
+        # If this edit is lost, the next commit finds that every bucket has its batch. So it need not be synced alone.
+        ends[0].catalog.journal.append_later(lambda state: [each.edit(state) for each in ends])
     for each in ends:
         each.staging.remove(each.commit.commit_id)
 

@@ -20,6 +20,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
+from kvstore.request.small import SmallRequest
 from kvstore.request.targets import filled
 from logformat import paths
 from logformat.ids import BucketId, TableId
@@ -51,16 +52,21 @@ class Staging:
         self._files = files
         self._is_made = False
 
-    def write(self, commit: OpenCommit, definition: TableDefinition, changes: Mapping[BucketId, Changes]) -> None:
+    def write(
+        self, commit: OpenCommit, definition: TableDefinition, requests: Mapping[BucketId, Request | SmallRequest]
+    ) -> None:
         """Stage what a commit has for each bucket; returns once it is durable.
 
         Raises:
             StoreFull, LogFailed: The disk refused. What was written goes with :meth:`remove`.
             InvalidRequest: A batch is too large.
         """
-        pieces = []
-        for bucket, part in sorted(changes.items()):
-            pieces += encode_parts(_batch(commit, definition, bucket, part))
+        pieces: list[memoryview] = []
+        for bucket, request in sorted(requests.items()):
+            if isinstance(request, SmallRequest):
+                pieces.append(_few(commit, definition, bucket, request))
+            else:
+                pieces += encode_parts(_batch(commit, definition, bucket, request.changes))
         path = paths.staged_file(self._store, commit.commit_id)
         with refusals(path):
             if not self._is_made:
@@ -112,6 +118,24 @@ class Staging:
             commit_id = paths.staged_commit(path.name, self._table)
             if commit_id is not None and commit_id not in kept:
                 self.remove(commit_id)
+
+
+def _few(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, request: SmallRequest) -> memoryview:
+    """The batch of a small write, with the same bytes."""
+    writes, operations = request.writes, request.operations
+    header = BatchHeader(
+        last_offset_delta=max(len(operations) - 1, 0),
+        record_count=len(operations),
+        schema_id=writes.schema_id,
+        writer_id=commit.writer_id,
+        batch_sequence=commit.sequence,
+        writer_epoch=commit.writer_epoch,
+        table_id=definition.id,
+        bucket_id=bucket,
+    )
+    types = bytes([ChangeType.INSERT if each.value is not None else ChangeType.DELETE for each in operations])
+    columns = writes.rows.columns([(each.key, each.value) for each in operations])
+    return writes.records.batch(header, types, columns)
 
 
 def _batch(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, changes: Changes) -> LogBatch:

@@ -141,9 +141,7 @@ class ProcessLock(_Flock):
             os.close(descriptor)
             return False
         self._descriptor = descriptor
-        with suppress(OSError):  # a full disk; the content only serves messages
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        _name_holder(descriptor)
         return True
 
     def _refused(self, error: OSError) -> StoreError:
@@ -199,10 +197,7 @@ class EditLock:
                     path=self._path,
                     **_holder(self._path),
                 )
-            with suppress(OSError):  # a full disk; the content only serves messages
-                facts = _own_facts(os.getpid())
-                if os.pread(descriptor, _FACTS_BYTES, 0) != facts:  # a write would make each sync of the journal slower
-                    os.pwrite(descriptor, facts, 0)
+            _name_holder(descriptor)
             yield
         finally:
             # A forked child forgets the descriptor; a child between fork and exec has it too.
@@ -305,6 +300,14 @@ def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
             pause = min(2 * pause, _PAUSE_SECONDS_MAX)
         else:
             return True
+
+
+def _name_holder(descriptor: int) -> None:
+    """Write into a lock file which process holds the lock, unless it is there: a write would make each sync slower."""
+    with suppress(OSError):  # a full disk; the content only serves messages
+        facts = _own_facts(os.getpid())
+        if os.pread(descriptor, _FACTS_BYTES, 0) != facts:
+            os.pwrite(descriptor, facts, 0)
 
 
 @cache

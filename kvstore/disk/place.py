@@ -5,6 +5,8 @@
 * A held directory keeps its inode: device and inode distinguish it from any other directory at its path.
 * While the store is in use, its path is checked at least every ``LOOK_SECONDS``. After another directory was found
   there, this process must open the store again.
+* The directories of a table that was dropped are removed by the process that dropped it. Others may hold one for a
+  moment even then, such as to take its lock; that it is gone says nothing about the store.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import errno
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,12 +63,16 @@ class StoreDirectory:
     Args:
         path: Absolute path without links.
 
+    Attributes:
+        is_dropped: Whether a directory, by its path, is of a table that was dropped.
+
     Raises:
         OSError: The directory can't be opened.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
+        self.is_dropped: Callable[[str], bool] = lambda _: False
         self._monotonic = clock.monotonic
         self._mutex = threading.Lock()
         at_path = _Held(os.open(path, _DIRECTORY))
@@ -186,6 +193,8 @@ class StoreDirectory:
             directories = self._held.copy() if within is None else self._on_the_way_to(within)
             for path, held in directories.items():
                 found = what_happened(path, held)
+                if found is not None and not os.path.lexists(path) and self.is_dropped(path):
+                    continue
                 with self._mutex:
                     # A directory that was let go meanwhile may be removed, also by other processes.
                     if found is not None and self._held.get(path) is held:

@@ -164,7 +164,7 @@ class Journal:
             if self._environment.last_committed() != self._seen:
                 self._catch_up()
             state = self._with_waiting()
-            self._known = -1 if self._waiting else self._seen, state
+            self._known = self._seen, state  # until more waits, or another edit is committed
             return state
 
     def show_last_commit(self) -> None:
@@ -198,13 +198,22 @@ class Journal:
             LogFailed: The disk failed; it is unknown whether the edit is durable.
         """
         if may_wait and self._sync == "NO_SYNC":
-            self.check_leads()
-            with self._mutex:
-                self._waiting += _several(decide(self._with_waiting()))
-                self._known = -1, self._state
-                self._wake_later()
-                return self._with_waiting()
+            return self.append_later(decide)
         return self._appended(lambda state: _several(decide(state)), durable=not may_wait)
+
+    @uninterrupted
+    def append_later(self, decide: Callable[[CatalogState], Payload | Sequence[Payload]]) -> CatalogState:
+        """Add an edit, or several, together with the next one, or soon; this process sees them at once.
+
+        It is for edits whose loss does no harm, also if another process never sees them. Raises what :meth:`append`
+        does.
+        """
+        self.check_leads()
+        with self._mutex:
+            self._waiting += _several(decide(self._with_waiting()))
+            self._known = -1, self._state
+            self._wake_later()
+            return self._with_waiting()
 
     def _appended(self, decide: Callable[[CatalogState], Sequence[Payload]], *, durable: bool) -> CatalogState:
         self.check_leads()

@@ -214,19 +214,20 @@ class Incremented:
         if self._first is not None and first is None:
             return None
 
-        def operation_on(stored: bytes | None) -> Operation | None:
+        def operations_on(there: list[bytes | None]) -> list[Operation] | None:
+            (stored,) = there
             operation = None if first is None else first[0]
             if stored is not None:
                 sums = [(each.place, each.added(stored)) for each in cells if each is not None]
                 operation = writes.rows.changed(found.code, found.key, stored, sums)
             self._stored = operation
-            return operation
+            return None if operation is None else [operation]
 
         return writes.bucket_of(found.key), SmallConditional(
             keys=[found.code],
             decide=self.decide,
             definition=self._definition,
-            operation_on=operation_on,
+            operations_on=operations_on,
             writes=writes,
         )
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Several
 from ctypes import CDLL
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import Reply
+from kvstore.process.calls import Answer, Reply
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
@@ -38,6 +38,7 @@ ARROW_ROWS_MAX = 40
 """The same of Arrow data, if the native kernel helps with whole columns."""
 GROUP_ROWS_MAX = 256
 """Largest number of rows of a group of small writes; for more, one pass over whole columns costs less."""
+NO_EPOCH = Epoch(0)
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
@@ -116,6 +117,8 @@ class SmallWrites:
         rows_max = min(ROWS_MAX, ARROW_ROWS_MAX) if self.native else ROWS_MAX
         if rows.num_rows > rows_max or request.targets is not None or not rows.schema.equals(self._definition.schema):
             return None
+        if request.skips_identical and not self.skips_identical:
+            return None
         if self.keeps_first and (request.overwrite or request.changes.is_delete.true_count):
             return None
         operations = self.rows.operations(rows, request.changes.is_delete)
@@ -146,19 +149,20 @@ class SmallWrites:
 
 @dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class SmallRequest:
-    """A small write without a writer, and its answer.
+    """A small write, and its answer.
 
     Attributes:
-        operations: At least one.
+        operations: At least one, but for a part of a commit.
         writes: Of the table's definition as it was when the request was made.
+        writer_id, sequence, writer_epoch: See :class:`kvstore.request.request.Request`.
     """
 
-    writer_id: ClassVar[WriterId] = NO_WRITER
-    sequence: ClassVar[Sequence] = NO_SEQUENCE
-    writer_epoch: ClassVar[Epoch] = Epoch(0)
     operations: list[Operation]
     writes: SmallWrites
     answer: Reply[AppendResult] = field(default_factory=Reply)
+    writer_id: WriterId = NO_WRITER
+    sequence: Sequence = NO_SEQUENCE
+    writer_epoch: Epoch = NO_EPOCH
 
     @property
     def count(self) -> int:
@@ -180,21 +184,31 @@ class SmallRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallConditional(ConditionalRequest):
-    """A conditional request about one key that stores a row, decided by the stored bytes.
+    """A conditional request about a few keys, decided by the stored bytes.
 
     Attributes:
-        operation_on: Returns the operation, or None if nothing is to be written, given the value that is there, which
-            was verified; None if there is none. It may raise InvalidRequest and nothing else.
+        operations_on: Returns the operations, or None if nothing is to be written, given the value that is there for
+            each key, which was verified; None if there is none. It may raise InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
-            turn comes, or the stored row is of another schema, ``decide`` decides.
+            turn comes, or a stored row is of another schema, ``decide`` decides.
     """
 
-    operation_on: Callable[[bytes | None], Operation | None]
+    operations_on: Callable[[list[bytes | None]], list[Operation] | None]
     writes: SmallWrites
 
 
 Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest
 """What a bucket's queue takes of one caller."""
+
+
+def counted(
+    request: Request | SmallRequest, writer_id: WriterId, epoch: Epoch, sequence: Sequence
+) -> Request | SmallRequest:
+    """A request as one of a writer, with an answer of its own."""
+    given: dict[str, Any] = {"writer_id": writer_id, "writer_epoch": epoch, "sequence": sequence}
+    if isinstance(request, SmallRequest):
+        return replace(request, answer=Reply(), **given)
+    return replace(request, answer=Answer(), **given)
 
 
 def bytes_of(operations: Several[Operation]) -> int:

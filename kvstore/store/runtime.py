@@ -118,6 +118,7 @@ class StoreRuntime:
             succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
+        self.place.is_dropped = self._is_dropped
         self._table_files = TableFiles(path, self._identity.store_id, files)
         self.alterations = Alterations(self._journal, self._table_files)
         self._directories = TableDirectories(
@@ -152,6 +153,18 @@ class StoreRuntime:
     def catalog(self) -> CatalogState:
         """The catalog as of now; see :meth:`Journal.state`."""
         return self._journal.state()
+
+    def _is_dropped(self, directory: str) -> bool:
+        """Whether a directory of the store is of a table that was dropped."""
+        below = Path(directory).relative_to(self.path).parts
+        if below[:1] != (paths.TABLES,) or not below[1:2] or not below[1].isdecimal():
+            return False
+        try:
+            state = self.catalog()
+        except StoreError:
+            return False
+        id = TableId(int(below[1]))
+        return id not in state.tables and id < state.next_table_id
 
     def _shipped_edits(self) -> list[Txid]:
         """The last edit of each replica to which edits were shipped: what it lacks, it needs."""

@@ -194,7 +194,7 @@ def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> t
         keys=[operation.code],
         decide=lambda now, rows: replacement(definition, *given)[1](now, rows),
         definition=definition,
-        operation_on=lambda now: operation if now == value else None,
+        operations_on=lambda now: [operation] if now == [value] else None,
         writes=writes,
     )
 

@@ -1,8 +1,8 @@
 """All buckets of several tables at one cut: no commit is in one of them and not in another.
 
 Theory of operation. A view of each bucket is opened, one after the other, while writing goes on. A commit over several
-buckets could come in between. So the catalog is read before and after: if a commit was begun meanwhile, the views are
-opened again; and of those that were open before, each view must have its batch.
+buckets could come in between. So the catalog is read before and after: if a commit to one of the tables was begun
+meanwhile, the views are opened again; and of those that were open before, each view must have its batch.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ def tables_at_one_cut(tables: Mapping[str, OpenTable], stack: ExitStack, *, read
             before = catalog.state()
             held = {name: _held(opened, views) for name, opened in tables.items()}
             whole = [_has(held[name], before.writers_of(opened.catalog.table)) for name, opened in tables.items()]
-            if all(whole) and catalog.state().txid == before.txid:
+            after = catalog.state()
+            ids = [opened.catalog.table for opened in tables.values()]
+            # A commit that began meanwhile has made another object, also if it has ended.
+            if all(whole) and all(after.writers_of(id) is before.writers_of(id) for id in ids):
                 stack.push(views.pop_all())
                 return held
         if catalog.clock.monotonic() >= deadline:

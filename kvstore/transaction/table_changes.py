@@ -2,11 +2,12 @@
 
 * A row that was read is kept as it is stored: the commit finds out by its bytes whether it is still the same.
 * Changes are kept in their order, and the rows after them by key, so that the transaction reads what it wrote.
+* A few rows are kept as operations of a small write (:mod:`kvstore.request.small`), whose bytes are stored as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,19 @@ import pyarrow as pa
 
 from kvstore.errors import TransactionConflict, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.request.partition import buckets_of_rows, spread
+from kvstore.request.partition import bucket_finder, buckets_of_rows, spread
 from kvstore.request.preparation import request_of
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
+from kvstore.request.small import (
+    BYTES_MAX,
+    ROWS_MAX,
+    SmallConditional,
+    SmallRequest,
+    Submitted,
+    bytes_of,
+    small_writes,
+)
 from kvstore.request.targets import filled, schema_given
 from kvstore.table.conditional import replacement, stored
 from kvstore.table.open_table import OpenTable
@@ -25,6 +35,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import Operation
 from logformat.rows.given import row_of
 from logformat.rows.intake import Data, Keys
 from logformat.rows.python_rows import rows_of
@@ -55,8 +66,11 @@ class TableChanges:
         self.opened = opened
         self.definition = opened.catalog.definition()
         self.read: dict[tuple[BucketId, bytes], bytes] = {}
-        self._changes: list[Changes] = []
-        self._after: dict[bytes, pa.RecordBatch | None] = {}
+        writes = small_writes(self.definition)
+        self._writes = None if writes is None or writes.keeps_first else writes
+        self._changes: list[Changes | list[Operation]] = []
+        self._after: dict[bytes, pa.RecordBatch | bytes] = {}
+        """By key, the row as it is stored or as columns; empty if it is deleted."""
 
     @property
     def is_changed(self) -> bool:
@@ -65,11 +79,21 @@ class TableChanges:
 
     def get(self, key: Keys) -> dict[str, Any] | None:
         """See :meth:`Transaction.get`."""
+        if self.definition.primary_key is not None:
+            codec = layout_of(self.definition).single
+            code = codec.encode_key(key)
+            if code is not None:
+                value = self._value(BucketId(bucket_finder(self.definition)(key, code)), code)
+                if isinstance(value, bytes) and (not value or (row := codec.decode(key, code, value)) is not None):
+                    return row if value else None
         row = self._row(self._key(key))
         return None if row is None else next(rows_of(row, self.definition.schema))
 
     def upsert(self, data: Data) -> None:
         """See :meth:`Transaction.upsert`."""
+        if self._writes is not None and (few := self._writes.upserts(data, ROWS_MAX)) is not None:
+            self._add_few(few)
+            return
         wanted = schema_given(self.definition, self.definition.schema, None)
         for rows in intake.record_batches(data, wanted, fills=True):
             self._add(Changes.upserts(rows))
@@ -77,7 +101,12 @@ class TableChanges:
     def delete(self, keys: Keys) -> None:
         """See :meth:`Transaction.delete`."""
         self._check_keyed()
+        if self._writes is not None and (few := self._writes.deletes(keys, ROWS_MAX)) is not None:
+            self._add_few(few)
+            return
         rows = intake.key_rows(keys, layout_of(self.definition).key_schema)
+        if self.definition.options.delete_behavior == "ignore":
+            return
         self._add(Changes.deletes(rows, self.definition.schema))
 
     def put_if(self, row: Any, expected: Any) -> None:
@@ -114,28 +143,38 @@ class TableChanges:
             if (self.opened.handles[bucket].value(code) or b"") != value:
                 raise self._conflict(code)
 
-    def requests(self) -> dict[BucketId, Request]:
+    def requests(self) -> dict[BucketId, Request | SmallRequest]:
         """The batch of each bucket, empty where nothing is changed.
 
         Raises:
             InvalidRequest: One is too large, or the table takes no deletes.
         """
+        if self._writes is not None and (few := self._few()) is not None:
+            small = self._writes.requests(few)
+            return {bucket: small.get(bucket) or SmallRequest([], self._writes) for bucket in self._buckets()}
         parts = dict(spread(self.definition, self._all(), BucketId(0)))
         nothing = Changes.upserts(intake.empty(self.definition.schema))
-        buckets = map(BucketId, range(self.definition.buckets))
-        return {bucket: request_of(parts.get(bucket, nothing), self.definition) for bucket in buckets}
+        return {bucket: request_of(parts.get(bucket, nothing), self.definition) for bucket in self._buckets()}
+
+    def _buckets(self) -> Iterator[BucketId]:
+        return map(BucketId, range(self.definition.buckets))
 
     def only_bucket(self) -> BucketId | None:
         """The only bucket of all that was read and changed; None if there are several."""
-        changed = [bucket for bucket, part in spread(self.definition, self._all(), BucketId(0)) if len(part)]
-        buckets = {*changed, *(bucket for bucket, _ in self.read)}
+        buckets = {bucket for bucket, _ in self.read}
+        if self._writes is not None and (few := self._few()) is not None:
+            buckets.update(self._writes.bucket_of(each.key) for each in few)
+        else:
+            buckets.update(bucket for bucket, part in spread(self.definition, self._all(), BucketId(0)) if len(part))
         return buckets.pop() if len(buckets) == 1 else None
 
-    def conditional(self) -> Request | ConditionalRequest:
+    def conditional(self) -> Submitted:
         """All changes as one request to the only bucket, which is refused if a row that was read has changed."""
-        changes = request_of(self._all(), self.definition)
+        writes, few = self._writes, self._few()
         if not self.read:
-            return changes
+            if writes is not None and few is not None:
+                return SmallRequest(few, writes)
+            return request_of(self._all(), self.definition)
         before = {code: value for (_, code), value in self.read.items()}
 
         def decide(now: TableDefinition, rows: pa.RecordBatch) -> Changes:
@@ -147,28 +186,46 @@ class TableChanges:
             for code in before:
                 if found.get(code) != same.get(code):
                     raise self._conflict(code)
-            return changes.changes
+            return request_of(self._all(), self.definition).changes
 
-        return ConditionalRequest(list(before), decide, self.definition)
+        if writes is None or few is None:
+            return ConditionalRequest(list(before), decide, self.definition)
+
+        def operations_on(there: list[bytes | None]) -> list[Operation]:
+            for code, value in zip(before, there, strict=True):
+                if before[code] != (value or b""):
+                    raise self._conflict(code)
+            return few
+
+        return SmallConditional(
+            keys=list(before), decide=decide, definition=self.definition, operations_on=operations_on, writes=writes
+        )
 
     def _row(self, key: _Key) -> pa.RecordBatch | None:
         """The row of a key for this transaction; None if there is none."""
-        if key.code in self._after:
+        value = self._value(key.bucket, key.code)
+        if not isinstance(value, bytes):
+            return value
+        if not value:
+            return None
+        # Read after the value, so that it has its schema.
+        layout = layout_of(self.opened.catalog.definition().named_as(self.definition))
+        found, _ = layout.decode_found(BinaryColumn.from_list([key.code]), BinaryColumn.from_list([value]))
+        return found.select(self.definition.schema.names)
+
+    def _value(self, bucket: BucketId, code: bytes) -> pa.RecordBatch | bytes:
+        """The row of a key for this transaction, as it is stored or as columns; empty if there is none."""
+        if code in self._after:
             if self.definition.options.merge_engine != "last_row" or self.definition.options.auto_increment is not None:
                 raise UnsupportedOperation(
                     "The row that this transaction has written is known once it is committed: the table merges rows, or"
                     " fills a column.",
                     table=self.definition.name,
                 )
-            return self._after[key.code]
-        if (key.bucket, key.code) not in self.read:
-            self.read[key.bucket, key.code] = self.opened.handles[key.bucket].value(key.code) or b""
-        if not (value := self.read[key.bucket, key.code]):
-            return None
-        # Read after the value, so that it has its schema.
-        layout = layout_of(self.opened.catalog.definition().named_as(self.definition))
-        found, _ = layout.decode_found(BinaryColumn.from_list([key.code]), BinaryColumn.from_list([value]))
-        return found.select(self.definition.schema.names)
+            return self._after[code]
+        if (bucket, code) not in self.read:
+            self.read[bucket, code] = self.opened.handles[bucket].value(code) or b""
+        return self.read[bucket, code]
 
     def _key(self, key: Keys) -> _Key:
         self._check_keyed()
@@ -187,19 +244,43 @@ class TableChanges:
     def _add(self, changes: Changes) -> None:
         if not len(changes):
             return
+        rows = filled(changes.rows, self.definition.schema)
+        if self._writes is not None and len(changes) <= ROWS_MAX:
+            few = self._writes.rows.operations(rows, changes.is_delete)
+            if few is not None:
+                self._add_few(few)
+                return
         self._changes.append(changes)
         if self.definition.primary_key is None:
             return
         codes = layout_of(self.definition).encode_keys(changes.rows).to_list()
-        rows = filled(changes.rows, self.definition.schema)
         for place, (code, is_delete) in enumerate(zip(codes, changes.is_delete.to_pylist(), strict=True)):
-            self._after[code] = None if is_delete else rows.slice(place, 1)
+            self._after[code] = b"" if is_delete else rows.slice(place, 1)
+
+    def _add_few(self, few: list[Operation]) -> None:
+        if self._changes and isinstance(last := self._changes[-1], list):
+            last += few
+        else:
+            self._changes.append(few)
+        for each in few:
+            self._after[each.code] = each.value or b""
+
+    def _few(self) -> list[Operation] | None:
+        """All changes, if they are a small write."""
+        if len(self._changes) != 1 or not isinstance(few := self._changes[0], list):
+            return None
+        return few if len(few) <= ROWS_MAX and bytes_of(few) <= BYTES_MAX else None
 
     def _all(self) -> Changes:
         if not self._changes:
             return Changes.upserts(intake.empty(self.definition.schema))
-        rows = [filled(each.rows, self.definition.schema) for each in self._changes]
-        return Changes(pa.concat_batches(rows), pa.concat_arrays([each.is_delete for each in self._changes]))
+        parts = [self._columns_of(each) if isinstance(each, list) else each for each in self._changes]
+        rows = [filled(each.rows, self.definition.schema) for each in parts]
+        return Changes(pa.concat_batches(rows), pa.concat_arrays([each.is_delete for each in parts]))
+
+    def _columns_of(self, few: list[Operation]) -> Changes:
+        assert self._writes is not None
+        return SmallRequest(few, self._writes).request().changes
 
     def _conflict(self, code: bytes) -> TransactionConflict:
         key = pa.RecordBatch.from_arrays(

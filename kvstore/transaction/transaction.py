@@ -9,17 +9,18 @@ one bucket, it is an ordinary write of that bucket.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
+from kvstore.commit.named_writers import writer_name
 from kvstore.commit.parts import apply_together
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.process.calls import Answer, answer_of, uninterrupted
+from kvstore.process.calls import answer_of, uninterrupted
 from kvstore.request.results import AppendResult, WriteResult
+from kvstore.request.small import counted
 from kvstore.table.access import Access
 from kvstore.table.open_table import OpenTable
 from kvstore.transaction.table_changes import TableChanges
@@ -68,18 +69,18 @@ class Transaction:
                 writer=shown(writer),
                 epoch=shown(epoch),
             )
-        self._writer = writer
+        self._writer = None if writer is None else writer_name(writer)
         self._epoch = None if epoch is None else integer_within("epoch", epoch, 0, OFFSET_MAX)
         self._access = access
         self._opened = opened
         self._tables: dict[str, TableChanges] = {}
-        self._is_open = False
+        self._is_used = self._is_open = False
         self.result: TransactionResult | None = None
 
     def __enter__(self) -> Self:
-        if self._is_open or self.result is not None:
+        if self._is_used:
             raise InvalidRequest("A transaction is used once; begin another one with store.transaction().")
-        self._is_open = True
+        self._is_used = self._is_open = True
         return self
 
     def __exit__(
@@ -192,16 +193,7 @@ class Transaction:
             parts = []
             for changes, requests in zip(tables, batches, strict=True):
                 writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
-                numbered = {
-                    bucket: replace(
-                        request,
-                        writer_id=writer.writer_id,
-                        sequence=writer.sequence,
-                        writer_epoch=writer.epoch,
-                        answer=Answer(),
-                    )
-                    for bucket, request in requests.items()
-                }
+                numbered = {bucket: counted(request, *writer) for bucket, request in requests.items()}
                 parts.append(changes.opened.commits.part(changes.definition, numbered))
 
             def verify() -> None:
@@ -213,7 +205,7 @@ class Transaction:
 
 def _alone(changes: TableChanges, bucket: BucketId) -> AppendResult:
     request = changes.conditional()
-    changes.opened.handles[bucket].submit(request)
-    answer: Future[Any] = request.answer
+    changes.opened.handles[bucket].submit(request, here=True)
+    answer: Any = request.answer
     result: AppendResult = answer_of(answer)
     return result

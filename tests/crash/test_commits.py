@@ -50,8 +50,8 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
     "before an append": (lambda: dies(Log, "append"), True),
     "after one append": (lambda: dies(Log, "append", after=True), True),
     "after two appends": (lambda: dies(Log, "append", call=1, after=True), True),
-    "before the end": (lambda: dies(Journal, "append", call=1), True),
-    "after the edit of the end": (lambda: dies(Journal, "append", call=1, after=True), True),
+    "before the end": (lambda: dies(Journal, "append_later"), True),
+    "after the edit of the end": (lambda: dies(Journal, "append_later", after=True), True),
     "after the end": (lambda: dies(Staging, "remove", after=True), True),
 }
 ASKING = {

@@ -32,8 +32,8 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
         for number in range(3)
         for when, after in (("before", False), ("after", True))
     },
-    "before the ends": (lambda: dies(Journal, "append", call=1), True),
-    "after the ends": (lambda: dies(Journal, "append", call=1, after=True), True),
+    "before the ends": (lambda: dies(Journal, "append_later"), True),
+    "after the ends": (lambda: dies(Journal, "append_later", after=True), True),
     "after what was staged for one is removed": (lambda: dies(Staging, "remove", after=True), True),
     "after all": (lambda: dies(Staging, "remove", call=1, after=True), True),
 }

@@ -7,6 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -81,9 +82,9 @@ Moment = Callable[[str], None]
 def moments(at: Moment) -> Iterator[None]:
     """While it lasts, be called after each step of a job: which edit was journaled, or that rows were appended."""
     mutex = threading.RLock()
-    journal_append, log_append, taken_add = Journal.append, Log.append, Taken.add
+    log_append, taken_add = Log.append, Taken.add
 
-    def edited(self: Journal, decide: Callable[[Any], Payload | Sequence[Payload]], **named: Any) -> Any:
+    def edited(append: Any, self: Journal, decide: Callable[[Any], Payload | Sequence[Payload]], **named: Any) -> Any:
         made: list[Payload] = []
 
         def noted(state: Any) -> Payload | Sequence[Payload]:
@@ -92,7 +93,7 @@ def moments(at: Moment) -> Iterator[None]:
             return decided
 
         with mutex:
-            found = journal_append(self, noted, **named)
+            found = append(self, noted, **named)
             for each in made:
                 at(type(each).__name__)
         return found
@@ -108,7 +109,8 @@ def moments(at: Moment) -> Iterator[None]:
         at("taken")
 
     with (
-        mock.patch.object(Journal, "append", edited),
+        mock.patch.object(Journal, "append", partialmethod(partial(edited, Journal.append))),
+        mock.patch.object(Journal, "append_later", partialmethod(partial(edited, Journal.append_later))),
         mock.patch.object(Log, "append", appended),
         mock.patch.object(Taken, "add", taken),
     ):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import SystemClock
+from kvstore.disk.place import StoreDirectory
 from kvstore.errors import NoSuchTable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
@@ -109,6 +112,60 @@ def test_a_follower_notices_a_rebuilt_index(store_path: Path) -> None:
     assert following.ended() == changes(table.changelog())
     assert [offset for offset, *_ in changes_of(table)] == [0, 1]
     store.close()
+
+
+DROPPER = """
+from kvstore.table.creation import TableDirectories
+
+store = kvstore.open(path)
+remove = TableDirectories.remove
+
+def removed(self, table):
+    print("dropped")
+    sys.stdin.readline()
+    remove(self, table)
+
+TableDirectories.remove = removed
+print("ready")
+sys.stdin.readline()
+store.drop_table("a")
+print("removed")
+sys.stdin.readline()
+"""
+
+
+def test_a_lock_that_is_taken_while_its_table_is_removed_is_no_fault_of_the_store(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread verifies the directories of the store just then."""
+    table = store.create_table("a", SCHEMA, "k")
+    store.create_table("b", SCHEMA, "k").upsert({"k": 1})
+    try_acquire, hold = BucketLock.try_acquire, StoreDirectory.hold
+    with Program(store.path, DROPPER) as other:
+        assert other.line() == "ready"
+
+        def acquired_after_the_drop(lock: BucketLock) -> bool:
+            monkeypatch.undo()
+            other.go_on()
+            assert other.line() == "dropped"
+            monkeypatch.setattr(StoreDirectory, "hold", held_before_the_removal)
+            return try_acquire(lock)
+
+        def held_before_the_removal(place: StoreDirectory, directory: Path) -> None:
+            monkeypatch.undo()
+            hold(place, directory)
+            other.go_on()
+            assert other.line() == "removed"
+            with ThreadPoolExecutor(1) as another:
+                another.submit(place.verify).result()
+
+        monkeypatch.setattr(BucketLock, "try_acquire", acquired_after_the_drop)
+        with pytest.raises(NoSuchTable):
+            table.upsert({"k": 1})
+    assert store["b"].get(1) is not None
+    store["b"].upsert({"k": 2})
+    with pytest.raises(NoSuchTable):
+        table.get(1)
 
 
 def test_a_table_dropped_by_another_process_ends_it(store: kvstore.Store) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pytest
 
@@ -17,15 +17,15 @@ Edits: TypeAlias = Payload | Sequence[Payload]
 
 def refuse_ends_of_commits(patch: pytest.MonkeyPatch) -> None:
     """Leave every commit open that is decided while the patch lasts, with its staged rows."""
-    append = Journal.append
+    append_later = Journal.append_later
 
-    def without_ends(self: Journal, decide: Callable[[CatalogState], Edits], **options: Any) -> CatalogState:
+    def without_ends(self: Journal, decide: Callable[[CatalogState], Edits]) -> CatalogState:
         def looked_at(state: CatalogState) -> Edits:
             decided = decide(state)
             if any(isinstance(each, EndCommit) for each in ([decided] if isinstance(decided, Payload) else decided)):
                 raise StoreFull("planted")
             return decided
 
-        return append(self, looked_at, **options)
+        return append_later(self, looked_at)
 
-    patch.setattr(Journal, "append", without_ends)
+    patch.setattr(Journal, "append_later", without_ends)

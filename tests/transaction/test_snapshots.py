@@ -41,10 +41,10 @@ def store(open_store: Callable[..., kvstore.Store]) -> kvstore.Store:
     return store
 
 
-def put(store: kvstore.Store, value: int) -> None:
-    """Give every row of both tables one value."""
+def put(store: kvstore.Store, value: int, tables: str = "ab") -> None:
+    """Give every row of both tables, or of one, one value."""
     with store.transaction() as tx:
-        for name in ("a", "b"):
+        for name in tables:
             tx.upsert(name, pa.table({"k": range(ROWS), "v": [value] * ROWS}))
 
 
@@ -164,8 +164,29 @@ def test_rows_of_a_wal_image_are_not_counted(store: kvstore.Store) -> None:
             at["w"].count()
 
 
+Values = dict[str, set[int]]
+"""What is in the rows of each table."""
+
+
+def of_snapshot(store: kvstore.Store) -> Values:
+    with store.snapshot() as at:
+        return {name: READS["scan"](at[name]) for name in at}
+
+
+def of_query(store: kvstore.Store) -> Values:
+    rows = store.sql("SELECT 'a' AS name, v FROM a UNION SELECT 'b', v FROM b").read_all().to_pylist()
+    return {name: {row["v"] for row in rows if row["name"] == name} for name in "ab"}
+
+
+@pytest.mark.parametrize("read", [of_snapshot, of_query])
+@pytest.mark.parametrize(("call", "tables", "in_a"), [(2, "ab", 1), (3, "b", 0)])
 def test_a_commit_that_comes_between_two_buckets_is_in_none_or_all(
-    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+    store: kvstore.Store,
+    monkeypatch: pytest.MonkeyPatch,
+    read: Callable[[kvstore.Store], Values],
+    call: int,
+    tables: str,
+    in_a: int,
 ) -> None:
     snapshot, calls = BucketHandle.snapshot, []
 
@@ -173,14 +194,33 @@ def test_a_commit_that_comes_between_two_buckets_is_in_none_or_all(
     def late(self: BucketHandle) -> Any:
         with snapshot(self) as view:
             calls.append(self)
-            if len(calls) == 2:
-                put(store, 1)
+            if len(calls) == call:
+                put(store, 1, tables)
             yield view
 
     monkeypatch.setattr(BucketHandle, "snapshot", late)
-    with store.snapshot() as at:
-        assert {name: READS["scan"](at[name]) for name in at} == {"a": {1}, "b": {1}}
+    assert read(store) == {"a": {in_a}, "b": {1}}
     assert len(calls) > 4
+
+
+def test_commits_to_other_tables_do_not_matter(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_table("c", {"k": "int64", "v": "int64"}, primary_key="k", buckets=2)
+    snapshot, calls = BucketHandle.snapshot, []
+
+    @contextmanager
+    def late(self: BucketHandle) -> Any:
+        with snapshot(self) as view:
+            calls.append(self)
+            if len(calls) == 1:
+                with store.transaction() as tx:
+                    tx.upsert("c", [{"k": k, "v": 1} for k in range(9)])
+            yield view
+
+    monkeypatch.setattr(cut, "COMMIT_WAIT_SECONDS", 0)
+    monkeypatch.setattr(BucketHandle, "snapshot", late)
+    with store.snapshot(["a", "b"]) as at:
+        assert at["a"].count() == ROWS
+    assert store["c"].count() == 9
 
 
 def test_a_commit_that_some_buckets_have_is_waited_for(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:

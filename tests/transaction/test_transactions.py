@@ -219,6 +219,29 @@ def test_a_transaction_that_is_sent_again_is_written_once(store: kvstore.Store, 
         assert again.check().ok
 
 
+def test_an_epoch_that_was_of_other_tables_is_refused(store: kvstore.Store) -> None:
+    def send(epoch: int, *, stock: bool, reads: str = "stock") -> bool:
+        with store.transaction(writer="w", epoch=epoch) as tx:
+            tx.get(reads, 1 if reads == "orders" else "apple")
+            tx.upsert("orders", {"id": epoch})
+            if stock:
+                tx.upsert("stock", {"item": "kiwi"})
+        assert tx.result is not None
+        return tx.result.duplicated
+
+    assert not send(0, stock=False, reads="orders")
+    with pytest.raises(InvalidRequest, match="to other tables") as refused:
+        send(0, stock=True)
+    assert refused.value.where["new_tables"] == ["stock"]
+    assert store["stock"].get("kiwi") is None
+    # A table that is only read does not count.
+    assert send(0, stock=False)
+    assert not send(1, stock=True)
+    assert send(1, stock=False)
+    assert send(1, stock=True)
+    assert not list((store.path / "staging").glob("*"))
+
+
 def test_a_conflict_uses_up_no_epoch(store: kvstore.Store) -> None:
     for fails in (True, False):
         try:
@@ -232,6 +255,27 @@ def test_a_conflict_uses_up_no_epoch(store: kvstore.Store) -> None:
     assert tx.result is not None
     assert not tx.result.duplicated
     assert len(orders(store)) == 1
+
+
+def test_an_epoch_before_a_conflict_is_not_written_again(store: kvstore.Store) -> None:
+    """The name counts from the epoch that conflicted on, under which nothing was written."""
+
+    def send(epoch: int, *, disturbed: bool = False) -> None:
+        with store.transaction(writer="w", epoch=epoch) as tx:
+            tx.get("stock", "apple")
+            tx.upsert("orders", {"id": epoch})
+            if disturbed:
+                store["stock"].delete("apple")
+
+    send(5)
+    with pytest.raises(TransactionConflict):
+        send(8, disturbed=True)
+    end = store["orders"].offsets()
+    with pytest.raises(OutOfOrderSequence):
+        send(5)
+    assert store["orders"].offsets() == end
+    send(8)
+    assert [row["id"] for row in orders(store)] == [5, 8]
 
 
 # What is refused
@@ -276,6 +320,25 @@ def test_what_is_refused_leaves_nothing(store: kvstore.Store, store_path: Path, 
         assert again.check().ok
 
 
+def test_a_transaction_that_failed_is_used_up(store: kvstore.Store) -> None:
+    tx = store.transaction()
+    with pytest.raises(ValueError, match="no"), tx:  # noqa: PT012
+        tx.upsert("orders", {"id": 1})
+        raise ValueError("no")
+    with pytest.raises(InvalidRequest, match="used once"), tx:
+        tx.upsert("stock", {"item": "kiwi"})
+    assert orders(store) == []
+
+
+def test_a_table_that_ignores_deletes_ignores_them(store: kvstore.Store) -> None:
+    store.create_table("kept", {"k": "int64"}, primary_key="k", delete_behavior="ignore").upsert({"k": 1})
+    with store.transaction() as tx:
+        tx.delete("kept", 1)
+        assert tx.get("kept", 1) == {"k": 1}
+        tx.upsert("orders", {"id": 1})
+    assert rows_of(store["kept"]) == [{"k": 1}]
+
+
 def test_a_transaction_is_used_once_and_in_its_block(store: kvstore.Store) -> None:
     tx = store.transaction()
     with pytest.raises(InvalidRequest, match="within its block"):
@@ -289,7 +352,15 @@ def test_a_transaction_is_used_once_and_in_its_block(store: kvstore.Store) -> No
 
 
 @pytest.mark.parametrize(
-    "given", [{"writer": "w"}, {"epoch": 1}, {"writer": "w", "epoch": -1}, {"writer": "w", "epoch": "1"}]
+    "given",
+    [
+        {"writer": "w"},
+        {"epoch": 1},
+        {"writer": "w", "epoch": -1},
+        {"writer": "w", "epoch": "1"},
+        {"writer": "", "epoch": 1},
+        {"writer": 7, "epoch": 1},
+    ],
 )
 def test_epochs_that_are_not_possible(store: kvstore.Store, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest), store.transaction(**given):
