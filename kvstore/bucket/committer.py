@@ -53,7 +53,7 @@ from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import in_present_names
-from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
+from kvstore.request.request import Prepared
 from kvstore.request.results import AppendResult
 from kvstore.request.small import SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState
@@ -245,7 +245,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while isinstance(item, (Request, SmallRequest, RowRequest, ConditionalRequest)):
+        while item is not None and not isinstance(item, (Prepared, _Flush)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX

@@ -17,7 +17,7 @@ import pyarrow as pa
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Reply
-from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.request import ComparedRequest, ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
@@ -193,7 +193,7 @@ class SmallConditional(ConditionalRequest):
     writes: SmallWrites
 
 
-Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest
+Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest | ComparedRequest
 """What a bucket's queue takes of one caller."""
 
 
