@@ -55,7 +55,7 @@ from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import in_present_names
 from kvstore.request.request import Prepared
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallConditional, SmallRequest, Submitted
+from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -83,7 +83,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
-_FEW_ROWS = SmallRequest, SmallConditional
+_FEW_ROWS = SmallRequest, SmallConditional, ComparedRequest
 
 
 class Committer:

@@ -9,10 +9,10 @@ from itertools import groupby
 from kvstore.bucket.write_path import Outcome, WritePath
 from kvstore.errors import InvalidRequest, SchemaMismatch, WriterRejected
 from kvstore.meta.state import TableDefinition
-from kvstore.request.preparation import in_present_names, request_of, requests_of
-from kvstore.request.request import ComparedRequest, ConditionalRequest, Request
+from kvstore.request.preparation import request_of, requests_of, up_to_date
+from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallConditional, SmallRequest, Submitted, small_writes
+from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
@@ -56,7 +56,7 @@ def _apply_compared(path: WritePath, request: ComparedRequest) -> Outcome | None
         return first
     if _pending(path, request.keys) != request.stored:
         return None
-    return path.apply_all([in_present_names(request.then, path.definition)])[0]
+    return path.apply_all([up_to_date(request.then, path.definition)])[0]
 
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:

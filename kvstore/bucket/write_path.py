@@ -52,7 +52,7 @@ from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.checksum import key_sums
-from logformat.ids import Offset, WriterId
+from logformat.ids import NO_WRITER, Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
@@ -178,7 +178,7 @@ class WritePath:
         encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)
 
-    def answered(self, request: Request) -> Applied | None:
+    def answered(self, request: Request | SmallRequest) -> Applied | None:
         """The first answer of a request that was applied before; None if it was not.
 
         Raises:
@@ -296,7 +296,7 @@ class WritePath:
             return 0
         return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
 
-    def _first_answer(self, request: Request, now_ms: int, *, decided: bool = False) -> Applied | None:
+    def _first_answer(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> Applied | None:
         seen = self._seen(request, now_ms, decided=decided)
         if seen is None:
             return None
@@ -341,7 +341,7 @@ class WritePath:
             return
         for request in requests:
             timestamp = self._now_ms()
-            is_new = isinstance(request, SmallRequest) or self._is_new(timestamp, request)
+            is_new = request.writer_id == NO_WRITER or self._is_new(timestamp, request)
             if not is_new or (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
                 return
             batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)

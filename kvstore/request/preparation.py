@@ -39,7 +39,7 @@ def requests_of(
         For each input a request, or the reason that its row does not fit.
     """
     rows = [each.row for each in given if isinstance(each, RowRequest)]
-    made = [_up_to_date(each, definition) for each in given if not isinstance(each, RowRequest)]
+    made = [up_to_date(each, definition) for each in given if not isinstance(each, RowRequest)]
     if not rows:
         return list(made)
     schema = schema_given(definition, definition.schema, None)
@@ -123,7 +123,8 @@ def request_of(
     return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id)
 
 
-def _up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
+def up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
+    """A request that fits the table as it is now."""
     if isinstance(request, SmallRequest):
         if request.writes is small_writes(definition):
             return request

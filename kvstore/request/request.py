@@ -111,29 +111,6 @@ class ConditionalRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparedRequest:
-    """A request that takes effect if the stored rows of some keys are the expected ones when its turn comes.
-
-    A duplicate gets its first answer, whatever is stored by then.
-
-    Attributes:
-        keys: Encoded keys.
-        stored: For each the bytes that are expected; empty if there is to be no row.
-        then: The request; no caller waits for its own answer.
-    """
-
-    keys: list[bytes]
-    stored: list[bytes]
-    then: Request
-    answer: Future[AppendResult | None] = field(default_factory=Answer)
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return self.then.size + sum(map(len, self.stored))
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """A batch that is applied but not appended until its commit over several buckets is decided.
 

@@ -7,17 +7,18 @@ others go the long way, which makes the same bytes; so does a small request of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Several
+from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import Reply
-from kvstore.request.request import ComparedRequest, ConditionalRequest, Request, RowRequest
+from kvstore.process.calls import Answer, Reply
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
@@ -108,6 +109,13 @@ class SmallWrites:
             return None
         return _complete(map(self.rows.delete, listed))
 
+    def takes(self, operations: Several[Operation]) -> bool:
+        """Whether operations that another process sends are a small write."""
+        if len(operations) > ROWS_MAX or bytes_of(operations) > BYTES_MAX:
+            return False
+        deletes = any(each.value is None for each in operations)
+        return not deletes or self._definition.options.delete_behavior == "allow"
+
     def operations_of(self, request: Request | SmallRequest) -> list[Operation] | None:
         """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
         if isinstance(request, SmallRequest):
@@ -146,19 +154,19 @@ class SmallWrites:
 
 @dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class SmallRequest:
-    """A small write without a writer, and its answer.
+    """A small write, and its answer. It has a writer only if it was sent by another process.
 
     Attributes:
         operations: At least one.
         writes: Of the table's definition as it was when the request was made.
     """
 
-    writer_id: ClassVar[WriterId] = NO_WRITER
-    sequence: ClassVar[Sequence] = NO_SEQUENCE
-    writer_epoch: ClassVar[Epoch] = Epoch(0)
     operations: list[Operation]
     writes: SmallWrites
-    answer: Reply[AppendResult] = field(default_factory=Reply)
+    answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
+    writer_id: WriterId = NO_WRITER
+    sequence: Sequence = NO_SEQUENCE
+    writer_epoch: Epoch = Epoch(0)
 
     @property
     def count(self) -> int:
@@ -191,6 +199,29 @@ class SmallConditional(ConditionalRequest):
 
     operation_on: Callable[[bytes | None], Operation | None]
     writes: SmallWrites
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRequest:
+    """A request that takes effect if the stored rows of some keys are the expected ones when its turn comes.
+
+    A duplicate gets its first answer, whatever is stored by then.
+
+    Attributes:
+        keys: Encoded keys.
+        stored: For each the bytes that are expected; empty if there is to be no row.
+        then: The request; no caller waits for its own answer.
+    """
+
+    keys: list[bytes]
+    stored: list[bytes]
+    then: Request | SmallRequest
+    answer: Future[AppendResult | None] = field(default_factory=Answer)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.then.size + sum(map(len, self.stored))
 
 
 Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest | ComparedRequest

@@ -40,14 +40,18 @@ class Kind(IntEnum):
     REFUSED = 3
     """In place of WELCOME: an error, after which the connection ends."""
     WRITE = 4
-    BARRIER = 5
+    WRITE_FEW = 5
+    """The same of few rows, as they are stored."""
+    BARRIER = 6
     """Answered by UNCHANGED once everything before it is applied."""
-    WRITTEN = 6
-    UNCHANGED = 7
+    WRITTEN = 7
+    UNCHANGED = 8
     """A condition was not met; nothing was written."""
-    FAILED = 8
+    FAILED = 9
     """An error; nothing was written."""
-    NOT_OWNER = 9
+    ALTERED = 10
+    """The table was altered, so that few rows have to be sent as a WRITE; nothing was done."""
+    NOT_OWNER = 11
     """The process does not own the bucket any more; nothing was done."""
 
 

@@ -20,17 +20,20 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 from uuid import UUID, uuid4
 
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.request.preparation import request_of
-from kvstore.request.request import ComparedRequest, Request
+from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
+from kvstore.request.small import ComparedRequest, SmallRequest
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frames_in, number_in
 from kvstore.sending.meeting import Bucket, MeetingPlace
+from kvstore.sending.requests import Altered
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 
@@ -227,14 +230,19 @@ class _Connection:
                 raise BadFrame
             self._greet(Greeting.decode(content))
             return
-        if kind not in (Kind.BARRIER, Kind.WRITE):
+        if kind not in (Kind.BARRIER, Kind.WRITE, Kind.WRITE_FEW):
             raise BadFrame
         number, content = number_in(content)
         try:
-            if kind is Kind.BARRIER:
-                self._submit(number, 0, _never(_nothing(self._owned.catalog)))
+            if kind is Kind.WRITE_FEW:
+                request = requests.decode_few(content, self._owned.catalog.definition())
+                self._submit(number, len(content), request, here=here)
+            elif kind is Kind.WRITE:
+                self._write(number, content)
             else:
-                self._write(number, content, here=here)
+                self._submit(number, 0, _never(_nothing(self._owned.catalog)))
+        except Altered:
+            self._send(frames.numbered(Kind.ALTERED, number))
         except NoSuchTable as error:
             self._send(frames.numbered(Kind.FAILED, number, frames.encode_error(error)))
 
@@ -265,7 +273,7 @@ class _Connection:
             self._send(frames.frame(Kind.REFUSED, frames.encode_error(refused)))
             self.is_over = True
 
-    def _write(self, number: int, content: bytes, *, here: bool) -> None:
+    def _write(self, number: int, content: bytes) -> None:
         try:
             definition = self._owned.catalog.definition()
             request = requests.decode(content, definition)
@@ -275,13 +283,13 @@ class _Connection:
             again = replace(_nothing(self._owned.catalog), writer_id=writer_id, sequence=sequence)
             self._submit(number, len(content), _never(again), refused=error)
             return
-        self._submit(number, len(content), request, here=here)
+        self._submit(number, len(content), request)
 
     def _submit(
         self,
         number: int,
         size: int,
-        request: Request | ComparedRequest,
+        request: Request | SmallRequest | ComparedRequest,
         *,
         here: bool = False,
         refused: StoreError | None = None,
@@ -289,14 +297,15 @@ class _Connection:
         with self._mutex:
             self._waiting += 1
             self._waiting_bytes += size
-        request.answer.add_done_callback(partial(self._answered, number, size, refused))
+        answer: Any = request.answer
+        answer.add_done_callback(partial(self._answered, number, size, refused))
         try:
             if self._owned.handle.take_in(request, here=here):
                 return
             self._send(frames.numbered(Kind.NOT_OWNER, number))
             self.is_over = True
         except StoreError as error:
-            request.answer.set_exception(error)
+            answer.set_exception(error)
 
     def _answered(
         self, number: int, size: int, refused: StoreError | None, answer: Future[AppendResult | None]

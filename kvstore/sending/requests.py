@@ -19,10 +19,12 @@ import pyarrow.ipc
 
 from kvstore.errors import StoreError
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Answer
 from kvstore.request.preparation import fitted, request_of
-from kvstore.request.request import ComparedRequest, Request
+from kvstore.request.request import Request
+from kvstore.request.small import ComparedRequest, SmallRequest, small_writes
 from kvstore.sending.frames import BadFrame
-from logformat.ids import NO_WRITER, Epoch, SchemaId, Sequence, WriterId
+from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.log import arrow_message
 from logformat.rows.changes import Changes
 from logformat.rows.keys import KEY_BYTES_MAX
@@ -31,6 +33,15 @@ _HEAD = struct.Struct("<qiiiBIIII")
 _OVERWRITE, _SKIPS_IDENTICAL, _HAS_TARGETS, _HAS_CONDITIONS = 1, 2, 4, 8
 _COUNT = struct.Struct("<I")
 _PAIR = struct.Struct("<II")
+
+
+_FEW = struct.Struct("<qiiHHI")
+_CELL = struct.Struct("<I")
+_VALUE = struct.Struct("<i")
+
+
+class Altered(Exception):
+    """The rows have another schema than the table has now, so they have to be sent as columns."""
 
 
 class Condition(NamedTuple):
@@ -55,16 +66,66 @@ def encode(request: Request, definition: TableDefinition, condition: Condition |
         targets = json.dumps(sorted(request.targets)).encode()
     if condition is not None:
         flags |= _HAS_CONDITIONS
-        pairs = zip(condition.keys, condition.stored, strict=True)
-        conditions = _COUNT.pack(len(condition.keys)) + b"".join(
-            [_PAIR.pack(len(key), len(value)) + key + value for key, value in pairs]
-        )
+        conditions = _encoded(condition)
     deletes = np.packbits(request.changes.is_delete.to_numpy(zero_copy_only=False)).tobytes()
     schema_id = definition.schema_id if request.schema_id is None else request.schema_id
     numbers = request.writer_id, request.sequence, request.writer_epoch
     parts = targets, memoryview(rows.schema.serialize()), conditions, deletes
     head = _HEAD.pack(*numbers, schema_id, flags, *map(len, parts))
     return b"".join((head, *parts, memoryview(arrow_message.encode(rows))))
+
+
+def encode_few(request: SmallRequest, condition: Condition | None = None) -> bytes:
+    """A request of few rows, and on what it depends, as bytes."""
+    conditions = b"" if condition is None else _encoded(condition)
+    numbers = request.writer_id, request.sequence, request.writer_epoch
+    pieces = [_FEW.pack(*numbers, request.writes.schema_id, request.count, len(conditions)), conditions]
+    for each in request.operations:
+        pieces.append(_VALUE.pack(-1 if each.value is None else len(each.value)))
+        for cell in each.key:
+            pieces += _CELL.pack(len(cell)), cell
+        if each.value is not None:
+            pieces.append(each.value)
+    return b"".join(pieces)
+
+
+def decode_few(content: bytes, definition: TableDefinition) -> SmallRequest | ComparedRequest:
+    """The request in such bytes.
+
+    Raises:
+        Altered: The table was altered since.
+        BadFrame: The bytes are no request.
+    """
+    try:
+        writer_id, sequence, epoch, schema_id, count, conditions = _FEW.unpack_from(content)
+        writes = small_writes(definition)
+        if writes is None or writes.schema_id != schema_id:
+            raise Altered
+        place = _FEW.size
+        condition = _condition(memoryview(content)[place : place + conditions]) if conditions else None
+        place += conditions
+        operations = []
+        for _ in range(count):
+            (length,) = _VALUE.unpack_from(content, place)
+            place += _VALUE.size
+            key = []
+            for _ in definition.primary_key or ():
+                (cell_bytes,) = _CELL.unpack_from(content, place)
+                place += _CELL.size
+                key.append(content[place : place + cell_bytes])
+                place += cell_bytes
+            value = None if length < 0 else content[place : place + length]
+            place += max(length, 0)
+            if (operation := writes.rows.received(tuple(key), value)) is None:
+                raise BadFrame
+            operations.append(operation)
+        if place != len(content) or not operations or not writes.takes(operations):
+            raise BadFrame
+    except (struct.error, ValueError) as error:
+        raise BadFrame from error
+    numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
+    request = SmallRequest(operations, writes, Answer(), *numbers)
+    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
 
 
 def decode(content: bytes, definition: TableDefinition) -> Request | ComparedRequest:
@@ -116,11 +177,6 @@ def numbers_in(content: bytes) -> tuple[WriterId, Sequence]:
     return WriterId(writer_id), Sequence(sequence)
 
 
-def is_numbered(request: Request) -> bool:
-    """Whether a request has a writer of its own."""
-    return request.writer_id != NO_WRITER
-
-
 def _given(request: Request, definition: TableDefinition) -> pa.RecordBatch:
     """The columns of a request that its caller has given."""
     rows, automatic = request.changes.rows, definition.options.auto_increment
@@ -135,6 +191,12 @@ def _given(request: Request, definition: TableDefinition) -> pa.RecordBatch:
 @lru_cache(maxsize=64)
 def _schema_in(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def _encoded(condition: Condition) -> bytes:
+    pairs = zip(condition.keys, condition.stored, strict=True)
+    found = [_PAIR.pack(len(key), len(value)) + key + value for key, value in pairs]
+    return _COUNT.pack(len(found)) + b"".join(found)
 
 
 def _condition(data: memoryview) -> Condition:

@@ -43,9 +43,9 @@ from kvstore.errors import (
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
 from kvstore.request.preparation import requests_of
-from kvstore.request.request import ComparedRequest, ConditionalRequest, Request, RowRequest
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallRequest, Submitted
+from kvstore.request.small import ComparedRequest, SmallRequest, Submitted
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
 from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace
@@ -75,15 +75,17 @@ class Sent:
         slot: The slot whose id it has, if any.
         began: When it was sent first, in seconds of the clock.
         frame: The frame that was sent.
+        is_altered: Whether the owner knows another definition of the table, so that rows are sent as columns.
     """
 
     given: Submitted | None
     answer: Future[Any] | Reply[Any]
-    request: Request | None = None
+    request: Request | SmallRequest | None = None
     condition: Condition | None = None
     slot: Slot | None = None
     began: float = 0.0
     frame: bytes = b""
+    is_altered: bool = False
 
 
 class Sender:
@@ -262,7 +264,7 @@ class Sender:
         if request is None:
             sent.answer.set_result(None)
             return False
-        sent.request = request.request() if isinstance(request, SmallRequest) else request
+        sent.request = request.request() if isinstance(request, SmallRequest) and sent.is_altered else request
         return True
 
     def _read(self, stored: list[bytes], keys: list[bytes]) -> list[bytes]:
@@ -306,8 +308,11 @@ class Sender:
             slot = self._slot(sent)
             sequence = next_sequence(self._last[slot.writer_id])
             request = replace(request, writer_id=slot.writer_id, sequence=sequence)
-        content = requests.encode(request, self._context.catalog.definition(), sent.condition)
-        sent.frame = frames.numbered(Kind.WRITE, number, content)
+        if isinstance(request, SmallRequest):
+            sent.frame = frames.numbered(Kind.WRITE_FEW, number, requests.encode_few(request, sent.condition))
+        else:
+            content = requests.encode(request, self._context.catalog.definition(), sent.condition)
+            sent.frame = frames.numbered(Kind.WRITE, number, content)
         if len(sent.frame) > FRAME_BYTES_MAX:
             self._free_slot(sent)
             raise StoreLocked(
@@ -399,6 +404,9 @@ class Sender:
             self._written(number, sent, frames.result_in(content))
         elif kind is Kind.UNCHANGED:
             self._unchanged(number, sent)
+        elif kind is Kind.ALTERED:
+            sent.is_altered = True
+            self._again(number, sent)
         elif kind is Kind.FAILED:
             self._failed(number, sent, frames.decode_error(rest))
         else:
