@@ -58,7 +58,7 @@ ANSWER_SECONDS = 30.0
 """How long a request waits for its answer, from whichever process owns the bucket."""
 REQUESTS_MAX = 8
 """Requests without a writer of their own that wait for an answer at once; others wait to be sent."""
-_LOOKS = 5
+_HINT_SECONDS = 0.5
 _TICK_SECONDS = 0.25
 _RECEIVED_BYTES = 1 << 16
 
@@ -201,13 +201,12 @@ class Sender:
             raise
 
     def _owner_takes_requests(self, handle: BucketHandle) -> bool:
-        for _ in range(_LOOKS):
-            if takes_requests(self._context.place.directory / paths.LOCK_FILE):
-                return True
-            if not handle.is_owned_elsewhere():
-                break
-            pause()  # it may just have taken the lock, or recover the bucket
-        return False
+        deadline = self._clock.monotonic() + _HINT_SECONDS
+        while not takes_requests(self._context.place.directory / paths.LOCK_FILE):
+            if self._clock.monotonic() >= deadline or not handle.is_owned_elsewhere():
+                return False
+            pause()  # it may just have taken the lock, and not have said so yet
+        return True
 
     def _greeted(self, handle: BucketHandle, connection: socket.socket) -> socket.socket | None:
         identity, lock = self._context.place.identity, handle.lock_identity()
