@@ -34,13 +34,14 @@ class BucketLock:
     Args:
         directory: Of the bucket.
         files: The disk.
+        takes_requests: See :class:`ProcessLock`.
     """
 
-    def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
+    def __init__(self, directory: Path, files: Files, clock: Clock, *, takes_requests: bool = False) -> None:
         self._recovery = RecoveryLock(directory, files, clock)
         self._path = directory / paths.LOCK_FILE
         self._files = files
-        self._lock = ProcessLock(self._path, files)
+        self._lock = ProcessLock(self._path, files, takes_requests=takes_requests)
 
     @property
     def held(self) -> bool:

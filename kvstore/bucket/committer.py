@@ -54,9 +54,9 @@ from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import up_to_date
-from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
+from kvstore.request.request import Prepared
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallConditional, SmallRequest, Submitted
+from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -84,7 +84,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
-_FEW_ROWS = SmallRequest, SmallConditional
+_FEW_ROWS = SmallRequest, SmallConditional, ComparedRequest
 
 
 class Committer:
@@ -248,7 +248,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while isinstance(item, (Request, SmallRequest, RowRequest, ConditionalRequest)):
+        while item is not None and not isinstance(item, (Prepared, _Flush)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 
 from kvstore.bucket.write_path import Outcome, WritePath
-from kvstore.errors import InvalidRequest, SchemaMismatch
-from kvstore.request.preparation import request_of, requests_of
-from kvstore.request.request import ConditionalRequest
+from kvstore.errors import InvalidRequest, SchemaMismatch, WriterRejected
+from kvstore.meta.state import TableDefinition
+from kvstore.request.preparation import request_of, requests_of, up_to_date
+from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallConditional, SmallRequest, Submitted, small_writes
+from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
+
+_FEW_KEYS = 64
+"""Up to this many are found without numpy."""
 
 
 def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
@@ -26,41 +31,79 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
     if len(small) == len(group):
         return [*path.apply_all(small)]
     found: list[Outcome | None] = []
-    for is_conditional, run in groupby(group, lambda each: isinstance(each, ConditionalRequest)):
-        if is_conditional:
+    for kind, run in groupby(group, _kind):
+        if kind is ConditionalRequest:
             found += [_apply_if(path, each) for each in run if isinstance(each, ConditionalRequest)]
             continue
-        requests = requests_of([each for each in run if not isinstance(each, ConditionalRequest)], path.definition)
+        if kind is ComparedRequest:
+            found += [_apply_compared(path, each) for each in run if isinstance(each, ComparedRequest)]
+            continue
+        plain = [each for each in run if not isinstance(each, (ConditionalRequest, ComparedRequest))]
+        requests = requests_of(plain, path.definition)
         applied = iter(path.apply_all([each for each in requests if not isinstance(each, InvalidRequest)]))
         found += [each if isinstance(each, InvalidRequest) else next(applied) for each in requests]
     return found
 
 
+def _kind(request: Submitted) -> type | None:
+    kinds = ConditionalRequest, ComparedRequest
+    return next((kind for kind in kinds if isinstance(request, kind)), None)
+
+
+def _apply_compared(path: WritePath, request: ComparedRequest) -> Outcome | None:
+    try:
+        first = path.answered(request.then)
+    except WriterRejected as error:
+        return error
+    if first is not None:
+        return first
+    if _pending(path, request.keys) != request.stored:
+        return None
+    return path.apply_all([up_to_date(request.then, path.definition)])[0]
+
+
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
-    definition = path.definition
+    try:
+        made = decided(request, path.definition, partial(_pending, path))
+    except InvalidRequest as error:
+        return error
+    return None if made is None else path.apply_all([made])[0]
+
+
+def _pending(path: WritePath, keys: list[bytes]) -> list[bytes]:
+    if len(keys) <= _FEW_KEYS:
+        return [path.memtable.pending_value(key) or b"" for key in keys]
+    return path.memtable.get(keys)
+
+
+def decided(
+    request: ConditionalRequest, definition: TableDefinition, get: Callable[[list[bytes]], list[bytes]]
+) -> Request | SmallRequest | None:
+    """What a conditional request writes, given what is stored; None if nothing.
+
+    Args:
+        get: Values of encoded keys, in order; empty where a key is missing.
+
+    Raises:
+        InvalidRequest: It is refused.
+        CorruptData: A stored row is damaged.
+    """
+    values = get(request.keys)
     if isinstance(request, SmallConditional) and request.writes is small_writes(definition):
-        there = [(code, path.memtable.pending_value(code)) for code in request.keys]
+        there = [(code, value or None) for code, value in zip(request.keys, values, strict=True)]
         if all(value is None or request.writes.rows.hash_of(code, value) is not None for code, value in there):
-            try:
-                operations = request.operations_on([value for _, value in there])
-            except InvalidRequest as error:
-                return error
-            return None if operations is None else path.apply_all([SmallRequest(operations, request.writes)])[0]
+            operations = request.operations_on([value for _, value in there])
+            return None if operations is None else SmallRequest(operations, request.writes)
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.
-        return SchemaMismatch(
-            "Columns were renamed and added since this write began; repeat it.", table=definition.name
-        )
-    found = [(key, value) for key, value in zip(request.keys, path.memtable.get(request.keys), strict=True) if value]
-    keys, values = (BinaryColumn.from_list([each[half] for each in found]) for half in (0, 1))
-    rows, _ = layout_of(known).decode_found(keys, values)
-    try:
-        changes = request.decide(known, rows)
-        if changes is None:
-            return None
-        if known is not definition:
-            changes = renamed(changes, definition.renamed_since(request.definition.schema_id))
-        return path.apply_all([request_of(changes, definition)])[0]
-    except InvalidRequest as error:
-        return error
+        raise SchemaMismatch("Columns were renamed and added since this write began; repeat it.", table=definition.name)
+    found = [(key, value) for key, value in zip(request.keys, values, strict=True) if value]
+    keys, stored = (BinaryColumn.from_list([each[half] for each in found]) for half in (0, 1))
+    rows, _ = layout_of(known).decode_found(keys, stored)
+    changes = request.decide(known, rows)
+    if changes is None:
+        return None
+    if known is not definition:
+        changes = renamed(changes, definition.renamed_since(request.definition.schema_id))
+    return request_of(changes, definition)

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
+from kvstore.bucket.elsewhere import OtherOwner
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
@@ -17,7 +18,14 @@ from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
-from kvstore.errors import CorruptData, OffsetOutOfRange, StoreClosed, StoreFull, UnsupportedOperation
+from kvstore.errors import (
+    CorruptData,
+    OffsetOutOfRange,
+    StoreClosed,
+    StoreFull,
+    StoreLocked,
+    UnsupportedOperation,
+)
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
@@ -49,16 +57,22 @@ class BucketHandle:
         context: Of the bucket.
         read_only: See :class:`kvstore.bucket.reading.reader.BucketReader`.
         readers: All buckets of the process whose index is open for reading.
+        other: Takes requests while another process owns the bucket.
     """
 
-    def __init__(self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders) -> None:
+    def __init__(
+        self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders, other: OtherOwner
+    ) -> None:
         self.place = context.place
         self._context = context
         self._readers = readers
+        self._other = other
         self._options = context.options
         self._files = context.files
         self._clock = context.clock
-        self._ownership = BucketOwnership(context.place.directory, context.files, context.clock)
+        self._ownership = BucketOwnership(
+            *(context.place.directory, context.files, context.clock), takes_requests=other.takes_requests
+        )
         self._opening = threading.Lock()  # held while the index, the engine or the state changes
         self._engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
@@ -81,24 +95,38 @@ class BucketHandle:
         return self.committed().back_offset
 
     def submit(self, request: Submitted, *, waits: bool = True, here: bool = False) -> None:
-        """Have a request answered, as the bucket's writer; see :class:`kvstore.bucket.write_path.WritePath` for errors.
+        """Have a request answered, by the bucket's owner; see :class:`kvstore.bucket.write_path.WritePath` for errors.
 
         Args:
             waits: For a commit of another process, to which the bucket was handed over.
             here: See :meth:`Committer.submit`.
 
         Raises:
-            StoreLocked: Another process writes the bucket.
+            StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        while True:
-            engine = self._writer(waits=waits)
+        while (engine := self._engine or self._owner(lambda: self._other.send(request), waits=waits)) is not None:
             try:
                 self._ownership.writes_alone = True
-                return engine.committer.submit(request, here=here)
+                engine.committer.submit(request, here=here)
+                break
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise
+
+    def take_in(self, request: Submitted, *, here: bool = False) -> bool:
+        """Have a request of another process answered; False if this process does not own the bucket."""
+        engine = self._engine
+        if engine is None:
+            return False
+        try:
+            self._ownership.writes_alone = True
+            engine.committer.submit(request, here=here)
+        except StoreClosed:
+            if not self._gave_up(engine):
+                raise
+            return False
+        return True
 
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
@@ -129,15 +157,18 @@ class BucketHandle:
                 # It has committed everything.
 
     def begin(self, writer_id: WriterId) -> Sequence | None:
-        """Become the bucket's writer; returns the last sequence of a writer whose earlier epochs are fenced.
+        """Be ready to write; returns the last sequence of a writer whose earlier epochs are fenced.
 
         Raises:
-            StoreLocked: Another process writes the bucket.
+            StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        self._writer(waits=False)
-        self._ownership.writes_alone = True
-        self.flush()  # shows batches that were applied before the fencing
+        # Shows batches that were applied before the fencing.
+        if self._engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
+            self._other.wait()
+        else:
+            self._ownership.writes_alone = True
+            self.flush()
         return self.last_sequence(writer_id)
 
     @contextmanager
@@ -373,16 +404,21 @@ class BucketHandle:
             self._ownership.give_back()
 
     def write(self) -> None:
-        """Become the bucket's writer, if no process is.
+        """Become the bucket's owner, if no process is, or be ready to send to the one that is.
+
+        Raises:
+            StoreLocked: Another process owns the bucket, and takes no requests.
+        """
+        self._show_presence()
+        if self._engine is None:
+            self._owner(lambda: self._other.is_met)
+
+    def take(self) -> None:
+        """Become the bucket's owner, for a commit over several buckets.
 
         Raises:
             StoreLocked: Another process is.
         """
-        self._show_presence()
-        self._writer()
-
-    def take(self) -> None:
-        """Like :meth:`write`, for a commit over several buckets."""
         self._writer()
 
     @property
@@ -422,6 +458,7 @@ class BucketHandle:
     @uninterrupted
     def close(self) -> None:
         """Commit everything and close the files for good."""
+        self._other.close()
         with self._opening:
             engine, self._engine = self._engine, None
             try:
@@ -449,6 +486,32 @@ class BucketHandle:
 
     def _writer(self, *, waits: bool = True) -> BucketEngine:
         return self._engine or self._become_writer(waits=waits)
+
+    def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
+        """The engine; None if another process owns the bucket, and the request was sent to it."""
+        while not is_sent():
+            try:
+                return self._become_writer(waits=waits)
+            except StoreLocked as refused:
+                self._other.meet(self, refused)
+        return None
+
+    def is_owned_elsewhere(self) -> bool:
+        """Whether another process owns the bucket, or recovers it now."""
+        return self._engine is None and self._ownership.is_written() is not False
+
+    def lock_identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file of the bucket's lock; None if it is not there."""
+        status = self._files.status(self.place.directory / paths.LOCK_FILE)
+        return None if status is None else (status.st_dev, status.st_ino)
+
+    def try_own(self) -> bool:
+        """Become the bucket's owner; False if another process is."""
+        try:
+            self._become_writer(waits=False)
+        except StoreLocked:
+            return False
+        return True
 
     @uninterrupted
     def _become_writer(self, *, waits: bool) -> BucketEngine:

@@ -96,15 +96,16 @@ class BucketOwnership:
     Args:
         directory: Of the bucket.
         files: The disk.
+        takes_requests: Whether this process takes requests of others while it owns the bucket.
 
     Attributes:
         writes_alone: Whether the bucket was written here other than by commits over several buckets since it was taken:
             then this process keeps it between such commits.
     """
 
-    def __init__(self, directory: Path, files: Files, clock: Clock) -> None:
+    def __init__(self, directory: Path, files: Files, clock: Clock, *, takes_requests: bool = False) -> None:
         self._directory = directory
-        self._lock = BucketLock(directory, files, clock)
+        self._lock = BucketLock(directory, files, clock, takes_requests=takes_requests)
         self._state = State.READING
         self.writes_alone = False
 

@@ -172,12 +172,19 @@ class WritePath:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         timestamp = self._now_ms()
-        seen = self._seen(request, timestamp, decided=decided)
-        if seen is not None:
-            return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
+        if (first := self._first_answer(request, timestamp, decided=decided)) is not None:
+            return first
         has_key = self.definition.primary_key is not None
         encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)
+
+    def answered(self, request: Request | SmallRequest) -> Applied | None:
+        """The first answer of a request that was applied before; None if it was not.
+
+        Raises:
+            OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`.
+        """
+        return self._first_answer(request, self._now_ms())
 
     def publish(self) -> None:
         """Publish what was applied; its batches are in the log."""
@@ -320,6 +327,12 @@ class WritePath:
         if not self._state.applied_offset:
             return 0
         return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
+
+    def _first_answer(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> Applied | None:
+        seen = self._seen(request, now_ms, decided=decided)
+        if seen is None:
+            return None
+        return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
 
     def _seen(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
         """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""

@@ -24,6 +24,7 @@ from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
+from kvstore.cli.serve import serve
 from kvstore.cli.table import rows, tables, writing
 from kvstore.cli.table.history import history
 from kvstore.cli.table.sql import sql
@@ -151,6 +152,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     compact: ("compact /data/store", "compact /data/store files"),
     backup: ("backup /data/store /backups/store-2026-01-31",),
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
+    serve: ("serve /data/store",),
     ui: ("ui /data/store", "ui /data/store --port 9000 --no-browser"),
     doctor: ("doctor", "doctor --json"),
     demo: ("demo --repo .",),

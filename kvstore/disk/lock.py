@@ -2,7 +2,7 @@
 
 * The lock is ``flock`` on a file that is never removed, so it ends with the process, however that ends.
 * A forked child would keep its parent's lock after the parent's end, so it closes every inherited lock descriptor.
-* The content of the file (pid, host) only serves messages.
+* The content of the file (pid, host) only serves messages, and says whether the holder takes requests of others.
 * A lock that others wait for is also ``flock``, on a file or a directory; the wait has a limit, and then an error.
 * The holder of the lock of a store's directory also holds the directory, so a replaced directory is detected.
 """
@@ -34,6 +34,7 @@ RECOVERY_WAIT_SECONDS = 10
 """How long a read or a write waits for another process to recover the bucket, before it is refused."""
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.0001, 0.003
 _FACTS_BYTES = 512
+_TAKES_REQUESTS = "takes_requests"
 
 
 class _Flock:
@@ -65,11 +66,13 @@ class ProcessLock(_Flock):
 
     Args:
         files: Disk of the open store that the lock belongs to, if any.
+        takes_requests: Whether a holder takes requests of other processes; the file says so.
     """
 
-    def __init__(self, path: Path, files: Files | None = None) -> None:
+    def __init__(self, path: Path, files: Files | None = None, *, takes_requests: bool = False) -> None:
         self._path = path
         self._files = files or Files()
+        self._takes_requests = takes_requests
         super().__init__()
 
     def acquire(self) -> None:
@@ -141,7 +144,7 @@ class ProcessLock(_Flock):
             os.close(descriptor)
             return False
         self._descriptor = descriptor
-        _name_holder(descriptor)
+        _name_holder(descriptor, takes_requests=self._takes_requests)
         return True
 
     def _refused(self, error: OSError) -> StoreError:
@@ -302,18 +305,27 @@ def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
             return True
 
 
-def _name_holder(descriptor: int) -> None:
+def _name_holder(descriptor: int, *, takes_requests: bool = False) -> None:
     """Write into a lock file which process holds the lock, unless it is there: a write would make each sync slower."""
-    with suppress(OSError):  # a full disk; the content only serves messages
-        facts = _own_facts(os.getpid())
+    with suppress(OSError):  # a full disk; the content only serves messages, and as a hint
+        facts = _own_facts(os.getpid(), takes_requests=takes_requests)
         if os.pread(descriptor, _FACTS_BYTES, 0) != facts:
             os.pwrite(descriptor, facts, 0)
 
 
 @cache
-def _own_facts(pid: int) -> bytes:
+def _own_facts(pid: int, *, takes_requests: bool = False) -> bytes:
     """Content of a lock file, of a fixed size: it replaces a longer one as a whole."""
-    return json.dumps({"pid": pid, "host": socket.gethostname()}).encode().ljust(_FACTS_BYTES)
+    facts = {"pid": pid, "host": socket.gethostname()} | ({_TAKES_REQUESTS: True} if takes_requests else {})
+    return json.dumps(facts).encode().ljust(_FACTS_BYTES)
+
+
+def takes_requests(path: Path) -> bool:
+    """Whether the process that holds the :class:`ProcessLock` of a file takes requests of others.
+
+    Only a hint: the file may not say yet what its new holder does.
+    """
+    return _facts_in(path).get(_TAKES_REQUESTS) is True
 
 
 class Presence(_Flock):
@@ -399,13 +411,17 @@ def _missing(directory: Path) -> CorruptData:
     return CorruptData("A directory of the store is missing; restore it.", path=directory)
 
 
-def _holder(path: Path) -> dict[str, object]:
+def _facts_in(path: Path) -> dict[str, object]:
     try:
         with open_file(path) as file:
             facts = json.loads(file.read(_HOLDER_BYTES_MAX))
     except (OSError, ValueError, RecursionError):
         return {}
-    known = facts if isinstance(facts, dict) else {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _holder(path: Path) -> dict[str, object]:
+    known = _facts_in(path)
     return {f"holder_{name}": known[name] for name in ("pid", "host") if name in known}
 
 

@@ -7,6 +7,7 @@ others go the long way, which makes the same bytes; so does a small request of a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence as Several
+from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -109,6 +110,13 @@ class SmallWrites:
             return None
         return _complete(map(self.rows.delete, listed))
 
+    def takes(self, operations: Several[Operation]) -> bool:
+        """Whether operations that another process sends are a small write."""
+        if len(operations) > ROWS_MAX or bytes_of(operations) > BYTES_MAX:
+            return False
+        deletes = any(each.value is None for each in operations)
+        return not deletes or self._definition.options.delete_behavior == "allow"
+
     def operations_of(self, request: Request | SmallRequest) -> list[Operation] | None:
         """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
         if isinstance(request, SmallRequest):
@@ -159,7 +167,7 @@ class SmallRequest:
 
     operations: list[Operation]
     writes: SmallWrites
-    answer: Reply[AppendResult] = field(default_factory=Reply)
+    answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
     writer_epoch: Epoch = NO_EPOCH
@@ -197,7 +205,30 @@ class SmallConditional(ConditionalRequest):
     writes: SmallWrites
 
 
-Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest
+@dataclass(frozen=True, slots=True)
+class ComparedRequest:
+    """A request that takes effect if the stored rows of some keys are the expected ones when its turn comes.
+
+    A duplicate gets its first answer, whatever is stored by then.
+
+    Attributes:
+        keys: Encoded keys.
+        stored: For each the bytes that are expected; empty if there is to be no row.
+        then: The request; no caller waits for its own answer.
+    """
+
+    keys: list[bytes]
+    stored: list[bytes]
+    then: Request | SmallRequest
+    answer: Future[AppendResult | None] = field(default_factory=Answer)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return self.then.size + sum(map(len, self.stored))
+
+
+Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest | ComparedRequest
 """What a bucket's queue takes of one caller."""
 
 

@@ -44,6 +44,10 @@ from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.process.meter import Meter
+from kvstore.sending.meeting import MeetingPlace
+from kvstore.sending.receiver import Receiver
+from kvstore.sending.sender import Sender
+from kvstore.sending.slots import Slots
 from kvstore.store.check import CheckReport, check_buckets
 from kvstore.table.alteration import Alterations
 from kvstore.table.creation import Replaced, TableDirectories
@@ -93,6 +97,10 @@ class StoreRuntime:
         self._tables: dict[TableId, OpenTable] = {}
         self._hand_over: HandOver | None = None
         self._readers = OpenReaders()
+        meeting_place = MeetingPlace(path, files, clock)
+        self._receiver = Receiver(meeting_place)
+        slots = self._slots = Slots(path, files, lambda: self.new_writer_id())
+        self._other_of = lambda context: Sender(context, meeting_place, slots)
         self._ended = False
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         with refusals(path):
@@ -247,9 +255,10 @@ class StoreRuntime:
                     budget=self.budget,
                     read_only=lambda: not self.writes,
                     readers=self._readers,
+                    other_of=self._other_of,
                 )
             if self._hand_over is None:
-                self._hand_over = HandOver(self._all_tables, self._clock)
+                self._hand_over = HandOver(self._all_tables, self._receiver, self._clock)
             return self._tables[definition.id]
 
     @uninterrupted
@@ -416,6 +425,8 @@ class StoreRuntime:
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._let_go)
             stack.callback(self._journal.close)
+            stack.callback(self._slots.close)
+            stack.callback(self._receiver.close)
             stack.callback(self.checkpoints.close)
             for table in self._all_tables():
                 stack.callback(table.close)

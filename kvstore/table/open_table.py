@@ -11,6 +11,7 @@ from uuid import UUID
 
 from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
 from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.elsewhere import NoOtherOwner, OtherOwner
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
@@ -26,6 +27,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.options import StoreOptions
 from kvstore.process.meter import TableMeter
+from kvstore.sending.receiver import Owned, Receiver
 from logformat import paths
 from logformat.ids import BucketId
 
@@ -92,26 +94,27 @@ def open_table(
     budget: Budget,
     read_only: Callable[[], bool],
     readers: OpenReaders,
+    other_of: Callable[[BucketContext], OtherOwner] = lambda _: NoOtherOwner(),
 ) -> OpenTable:
     """Open a table; no file is opened yet.
 
     Args:
         budget: See :class:`kvstore.bucket.context.BucketContext`.
         read_only, readers: See :class:`BucketHandle`.
+        other_of: What takes requests of a bucket while another process owns it.
     """
     table = definition.id
     catalog = TableCatalog(journal, table, definition.name, clock)
     lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
-    handles = [
-        BucketHandle(
-            BucketContext(
-                BucketPlace.of(store, store_id, table, BucketId(bucket)),
-                *(catalog, lock, staging, files, clock, options, meter, budget),
-            ),
-            read_only=read_only,
-            readers=readers,
+    contexts = [
+        BucketContext(
+            BucketPlace.of(store, store_id, table, BucketId(bucket)),
+            *(catalog, lock, staging, files, clock, options, meter, budget),
         )
         for bucket in range(definition.buckets)
+    ]
+    handles = [
+        BucketHandle(context, read_only=read_only, readers=readers, other=other_of(context)) for context in contexts
     ]
     files.note(store / paths.TABLES)
     for each in handles:
@@ -123,14 +126,16 @@ def open_table(
 
 
 class HandOver:
-    """Looks, while a process may write, whether another one wants its buckets.
+    """Looks, while a process may write, whether another one wants its buckets, or sends to them.
 
     Args:
         tables: All that the process has open.
+        receiver: Takes what others send.
     """
 
-    def __init__(self, tables: Callable[[], Sequence[OpenTable]], clock: Clock) -> None:
+    def __init__(self, tables: Callable[[], Sequence[OpenTable]], receiver: Receiver, clock: Clock) -> None:
         self._tables = tables
+        self._receiver = receiver
         self._clock = clock
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore-handover", daemon=True)
@@ -145,9 +150,14 @@ class HandOver:
         pause = HANDOVER_LOOK_MS / 1000
         while not self._closing.wait(pause):
             begun = self._clock.monotonic()
-            for table in self._tables():
+            tables = self._tables()
+            for table in tables:
                 with suppress(OSError):  # too many open files, perhaps: it looks again
                     table.hand_over()
+            owned = [Owned(each, table.catalog) for table in tables for each in table.handles if each.writes]
+            if owned:
+                with suppress(OSError, StoreError):
+                    self._receiver.look(owned)
             # With thousands of tables a look takes long: then the pauses are longer, too.
             took = self._clock.monotonic() - begun
             pause = max(HANDOVER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))

@@ -136,7 +136,7 @@ def test_many_threads_share_a_table_and_a_writer(table: kvstore.Table) -> None:
 
 
 HOLD = """
-store = kvstore.open(path)
+store = kvstore.open(path, durability="none")
 table = store.table("t")
 table.apply(kvstore.Changes.of([("upsert", {"k": k, "v": 1}) for k in range(9)], table.schema))
 print("holds")

@@ -96,6 +96,8 @@ class FewRowsCodec:
         self._all_there = (0,) * len(names)
         self._get = itemgetter(*names) if len(names) > 1 else _getter_of_one(names[0])
         self._in_order = [names.index(name) for name in schema.names]
+        self._strings = [nth for nth, field in enumerate(schema) if pa.types.is_string(field.type)]
+        self._key_widths = [column.width for column in self._key if column.width]
         self._head = bytes(4) + self._schema_bytes
         self._bitmap_bytes = (len(values) + 7) // 8
         self._no_nulls = bytes(self._bitmap_bytes)
@@ -168,6 +170,22 @@ class FewRowsCodec:
                 return None
             found.append(operation)
         return found
+
+    def received(self, key: Cells, value: bytes | None) -> Operation | None:
+        """The operation of a key's cells and a value to store, as another process sends them; None for other bytes."""
+        if [len(cell) for cell, column in zip(key, self._key, strict=True) if column.width] != self._key_widths:
+            return None
+        code = self._code(key)
+        if code is None or value is None:
+            return None if code is None else Operation(code, key, None, 0)
+        try:
+            found = self.hash_of(code, value)
+            columns, _ = self.columns([(key, value)])
+            for nth in self._strings:
+                columns[nth][0].decode()
+        except (CorruptData, UnicodeDecodeError):
+            return None
+        return None if found is None else Operation(code, key, value, found)
 
     def code_of(self, key: Cells, place: int) -> bytes:
         """The part of an encoded key that is one of its columns."""

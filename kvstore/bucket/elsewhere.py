@@ -1,0 +1,70 @@
+"""What a bucket's handle asks while another process owns the bucket.
+
+The engine knows no other process: it is given an :class:`OtherOwner`, to which requests go instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from kvstore.errors import StoreLocked
+from kvstore.request.small import Submitted
+
+if TYPE_CHECKING:
+    from kvstore.bucket.handle import BucketHandle
+
+
+class OtherOwner(Protocol):
+    """The process that owns a bucket, while it is another one. Any thread may use it."""
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether this process takes requests of others while it is the owner."""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether it takes requests of this process now."""
+
+    def send(self, request: Submitted, /) -> bool:
+        """Have it answer a request; False if it is not met, and then nothing was sent.
+
+        Raises:
+            InvalidRequest: The request does not fit the table. Nothing was sent.
+        """
+
+    def meet(self, handle: BucketHandle, refused: StoreLocked, /) -> None:
+        """Meet it, or return if the bucket may be free now.
+
+        Args:
+            refused: Why this process does not own the bucket.
+
+        Raises:
+            StoreLocked: It can't be met. The message says why.
+        """
+
+    def wait(self) -> None:
+        """Return once it has applied all that it was sent before, by any process."""
+
+    def close(self) -> None:
+        """Send nothing more; what was sent is answered first."""
+
+
+class NoOtherOwner:
+    """Other processes take no requests: a bucket that one of them owns is locked."""
+
+    takes_requests = False
+    is_met = False
+
+    def send(self, _: Submitted) -> bool:
+        """False."""
+        return False
+
+    def meet(self, _: BucketHandle, refused: StoreLocked) -> None:
+        """Raise the refusal."""
+        raise refused
+
+    def wait(self) -> None:
+        """Nothing was sent."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,351 @@
+"""The receiver: takes requests of other processes for the buckets that this process owns.
+
+Theory of operation. The thread that looks for processes which commit also looks for senders that wait, and connects to
+them. From the first one on a thread of the receiver reads what they send. It only puts requests into the queue of the
+bucket's committer, so one group commit and one sync serve all senders and the callers of this process; whoever answers
+a request sends the answer, without waiting.
+
+* Nothing that a sender sends harms more than its own connection. Requests are checked as those of callers here.
+* A sender's requests that wait are limited in number and in bytes; beyond that nothing more is read from it.
+* A sender that does not read its answers loses the connection.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from uuid import UUID, uuid4
+
+from kvstore.bucket.handle import BucketHandle
+from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
+from kvstore.meta.table_catalog import TableCatalog
+from kvstore.request.preparation import request_of
+from kvstore.request.request import Request
+from kvstore.request.results import AppendResult
+from kvstore.request.small import ComparedRequest, SmallRequest
+from kvstore.sending import frames, requests
+from kvstore.sending.frames import BadFrame, Greeting, Kind, frames_in, number_in
+from kvstore.sending.meeting import Bucket, MeetingPlace
+from kvstore.sending.requests import Altered
+from logformat.rows import intake
+from logformat.rows.changes import Changes
+
+WAITING_MAX = 64
+"""Requests of one sender that wait for their answer."""
+WAITING_BYTES_MAX = 16 << 20
+"""Bytes of these."""
+_RECEIVED_BYTES = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A bucket whose requests are taken.
+
+    Attributes:
+        catalog: Its table.
+    """
+
+    handle: BucketHandle
+    catalog: TableCatalog
+
+
+class Receiver:
+    """Takes requests of other processes.
+
+    Args:
+        place: Where senders wait.
+    """
+
+    def __init__(self, place: MeetingPlace) -> None:
+        self._place = place
+        self._owner = uuid4()
+        self._mutex = threading.Lock()
+        self._new: list[_Connection] = []
+        self._selector: selectors.BaseSelector | None = None
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+        self._wake: socket.socket | None = None
+
+    def look(self, owned: Iterable[Owned]) -> None:
+        """Connect to the senders that wait for one of these buckets.
+
+        Raises:
+            OSError: The directory can't be read, or too many files are open.
+        """
+        waiting = self._place.waiting()
+        if not waiting:
+            return
+        known: dict[Bucket, Owned] = {}
+        for each in owned:
+            identity = each.handle.place.identity
+            known[identity.table_id, identity.bucket_id] = each
+        for name, bucket in waiting:
+            if bucket in known and (connection := self._place.connected(name)) is not None:
+                connection.setblocking(False)
+                self._add(_Connection(connection, known[bucket], self._owner, self._woken))
+
+    def close(self) -> None:
+        """End all connections; buckets are not owned any more, so nothing waits for an answer."""
+        with self._mutex:
+            self._is_closing = True
+            thread = self._thread
+        if thread is not None:
+            self._woken()
+            thread.join()
+
+    def _add(self, connection: _Connection) -> None:
+        with self._mutex:
+            self._new.append(connection)
+            if self._thread is None:
+                self._wake, woken = socket.socketpair()
+                self._wake.setblocking(False)
+                self._thread = threading.Thread(target=self._run, args=(woken,), name="kvstore-receiving", daemon=True)
+                self._thread.start()
+        self._woken()
+
+    def _woken(self) -> None:
+        if self._wake is not None:
+            with suppress(OSError):  # it is full: the thread wakes anyway
+                self._wake.send(b"\0")
+
+    def _run(self, woken: socket.socket) -> None:
+        woken.setblocking(False)
+        connections: set[_Connection] = set()
+        with selectors.DefaultSelector() as selector, woken:
+            selector.register(woken, selectors.EVENT_READ)
+            while not self._is_closing:
+                ready = [key.data for key, _ in selector.select() if key.data is not None]
+                with suppress(BlockingIOError):
+                    while woken.recv(4096):
+                        pass
+                with self._mutex:
+                    new, self._new = self._new, []
+                for each in new:
+                    connections.add(each)
+                    selector.register(each.socket, selectors.EVENT_READ, each)
+                ready += [each for each in connections if each.is_paused and each.may_go_on() and each not in ready]
+                is_alone = len(ready) == 1
+                for each in ready:
+                    was_paused, was_greeted = each.is_paused, each.greeting is not None
+                    each.receive(here=is_alone)
+                    if each.greeting is not None and not was_greeted:
+                        _replace(connections, each)
+                    if each.is_paused and not was_paused:
+                        selector.unregister(each.socket)
+                    elif was_paused and not each.is_paused:
+                        selector.register(each.socket, selectors.EVENT_READ, each)
+                for each in [each for each in connections if each.is_over]:
+                    connections.discard(each)
+                    if not each.is_paused:
+                        selector.unregister(each.socket)
+                    each.close()
+            for each in connections:
+                each.close()
+        with self._mutex:
+            for each in self._new:
+                each.close()
+            assert self._wake is not None
+            self._wake.close()
+
+
+def _replace(connections: Iterable[_Connection], newest: _Connection) -> None:
+    """End earlier connections of a sender, whatever of them was not read: the sender has sent it once more."""
+    assert newest.greeting is not None
+    for each in connections:
+        if each is not newest and each.greeting is not None and each.greeting.sender == newest.greeting.sender:
+            each.is_over = True
+
+
+class _Connection:
+    """A connection of a sender. Its answers are sent by any thread, all else is done by the receiver's.
+
+    Attributes:
+        greeting: What the sender said first.
+        is_over: Whether it is to be closed.
+        is_paused: Whether nothing is read before more requests have been answered.
+    """
+
+    def __init__(self, connection: socket.socket, owned: Owned, owner: UUID, wake: Callable[[], None]) -> None:
+        self.socket = connection
+        self.greeting: Greeting | None = None
+        self.is_over = self.is_paused = False
+        self._owned = owned
+        self._owner = owner
+        self._wake = wake
+        self._buffer = bytearray()
+        self._mutex = threading.Lock()
+        self._waiting = self._waiting_bytes = 0
+
+    def may_go_on(self) -> bool:
+        """Whether few enough requests wait."""
+        return self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX
+
+    def receive(self, *, here: bool) -> None:
+        """Take what has come.
+
+        Args:
+            here: Whether a request may be answered in this thread, because no other sender waits for it.
+        """
+        if self.is_over:
+            return
+        try:
+            if not self.is_paused:
+                data = self.socket.recv(_RECEIVED_BYTES)
+                if not data:
+                    self.is_over = True
+                    return
+                self._buffer += data
+            self.is_paused = False
+            for kind, content in self._frames():
+                self._take(kind, content, here=here)
+                if self.is_over:
+                    return
+            if self.is_paused and self.may_go_on():  # an answer came in between, and woke nobody
+                self._wake()
+        except BlockingIOError:
+            return
+        except (OSError, BadFrame):
+            self.is_over = True
+
+    def _frames(self) -> Iterator[tuple[Kind, bytes]]:
+        found = frames_in(self._buffer)
+        while True:
+            if not self.may_go_on():
+                self.is_paused = True
+                return
+            if (each := next(found, None)) is None:
+                return
+            yield each
+
+    def _take(self, kind: Kind, content: bytes, *, here: bool) -> None:
+        if self.greeting is None:
+            if kind is not Kind.GREETING:
+                raise BadFrame
+            self._greet(Greeting.decode(content))
+            return
+        if kind not in (Kind.BARRIER, Kind.WRITE, Kind.WRITE_FEW):
+            raise BadFrame
+        number, content = number_in(content)
+        try:
+            if kind is Kind.WRITE_FEW:
+                request = requests.decode_few(content, self._owned.catalog.definition())
+                self._submit(number, len(content), request, here=here)
+            elif kind is Kind.WRITE:
+                self._write(number, content)
+            else:
+                self._submit(number, 0, _never(_nothing(self._owned.catalog)))
+        except Altered:
+            self._send(frames.numbered(Kind.ALTERED, number))
+        except NoSuchTable as error:
+            self._send(frames.numbered(Kind.FAILED, number, frames.encode_error(error)))
+
+    def _greet(self, greeting: Greeting) -> None:
+        place = self._owned.handle.place
+        identity = place.identity
+        lock = self._owned.handle.lock_identity()
+        refused: StoreError | None = None
+        if greeting.version != frames.VERSION:
+            refused = UnsupportedVersion(
+                "The process that owns this bucket has another version of kvstore, to which this one can't send its"
+                " writes; end one of them, or use one version.",
+                version=greeting.version,
+                owner_version=frames.VERSION,
+            )
+        elif greeting.store_id != identity.store_id:
+            refused = NotAStore("The process that owns this bucket has another store open.", path=place.directory)
+        elif (greeting.table, greeting.bucket) != (identity.table_id, identity.bucket_id) or lock is None:
+            raise BadFrame
+        elif greeting.lock != lock:
+            refused = StoreReplaced(
+                "The directory of the store was replaced; open the store again.", path=place.directory
+            )
+        self.greeting = greeting
+        if refused is None:
+            self._send(frames.welcome(self._owner))
+        else:
+            self._send(frames.frame(Kind.REFUSED, frames.encode_error(refused)))
+            self.is_over = True
+
+    def _write(self, number: int, content: bytes) -> None:
+        try:
+            definition = self._owned.catalog.definition()
+            request = requests.decode(content, definition)
+        except InvalidRequest as error:
+            # The owner before may have applied it, when the table was another one.
+            writer_id, sequence = requests.numbers_in(content)
+            again = replace(_nothing(self._owned.catalog), writer_id=writer_id, sequence=sequence)
+            self._submit(number, len(content), _never(again), refused=error)
+            return
+        self._submit(number, len(content), request)
+
+    def _submit(
+        self,
+        number: int,
+        size: int,
+        request: Request | SmallRequest | ComparedRequest,
+        *,
+        here: bool = False,
+        refused: StoreError | None = None,
+    ) -> None:
+        with self._mutex:
+            self._waiting += 1
+            self._waiting_bytes += size
+        answer: Any = request.answer
+        answer.add_done_callback(partial(self._answered, number, size, refused))
+        try:
+            if self._owned.handle.take_in(request, here=here):
+                return
+            self._send(frames.numbered(Kind.NOT_OWNER, number))
+            self.is_over = True
+        except StoreError as error:
+            answer.set_exception(error)
+
+    def _answered(
+        self, number: int, size: int, refused: StoreError | None, answer: Future[AppendResult | None]
+    ) -> None:
+        error = answer.exception() or refused
+        if answer.exception() is None and (result := answer.result()) is not None:
+            data = frames.written(number, result)
+        elif isinstance(error, StoreError):
+            data = frames.numbered(Kind.FAILED, number, frames.encode_error(error))
+        else:
+            data = frames.numbered(Kind.UNCHANGED if error is None else Kind.NOT_OWNER, number)
+        self._send(data)
+        with self._mutex:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+        if self.is_paused:
+            self._wake()
+
+    def _send(self, data: bytes) -> None:
+        with self._mutex:
+            try:
+                is_sent = self.socket.send(data) == len(data)
+            except OSError:  # also if it does not read its answers
+                is_sent = False
+            if not is_sent:
+                with suppress(OSError):  # the thread sees the end
+                    self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it; what is answered later is not sent."""
+        with self._mutex:
+            self.socket.close()
+
+
+def _nothing(catalog: TableCatalog) -> Request:
+    """A request without rows."""
+    definition = catalog.definition()
+    return request_of(Changes.upserts(intake.empty(definition.schema)), definition)
+
+
+def _never(request: Request) -> ComparedRequest:
+    """A request that gets its first answer if it was applied before, and does nothing else."""
+    return ComparedRequest([], [b""], request)

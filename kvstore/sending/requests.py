@@ -1,0 +1,213 @@
+"""Requests as the content of a frame: the arguments of a write of one bucket, which the owner checks like any other.
+
+Rows are an Arrow record batch. Of a few rows their stored bytes are sent instead, which have a checksum each: no Arrow
+is needed then on either side. Conditions are keys with the bytes that are expected to be stored there. No code is sent.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence as Several
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc
+
+from kvstore.errors import StoreError
+from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Answer
+from kvstore.request.preparation import fitted, request_of
+from kvstore.request.request import Request
+from kvstore.request.small import ComparedRequest, SmallRequest, small_writes
+from kvstore.sending.frames import BadFrame
+from logformat.ids import Epoch, SchemaId, Sequence, WriterId
+from logformat.log import arrow_message
+from logformat.rows.changes import Changes
+from logformat.rows.keys import KEY_BYTES_MAX
+
+_HEAD = struct.Struct("<qiiiBIIII")
+_OVERWRITE, _SKIPS_IDENTICAL, _HAS_TARGETS, _HAS_CONDITIONS = 1, 2, 4, 8
+_COUNT = struct.Struct("<I")
+_PAIR = struct.Struct("<II")
+
+
+_FEW = struct.Struct("<qiiHHI")
+_CELL = struct.Struct("<I")
+_VALUE = struct.Struct("<i")
+
+
+class Altered(Exception):
+    """The rows have another schema than the table has now, so they have to be sent as columns."""
+
+
+class Condition(NamedTuple):
+    """Stored bytes that a write expects.
+
+    Attributes:
+        keys: Encoded keys.
+        stored: For each the value; empty if there is to be none.
+    """
+
+    keys: list[bytes]
+    stored: list[bytes]
+
+
+def encode(request: Request, definition: TableDefinition, condition: Condition | None = None) -> bytes:
+    """A request, and on what it depends, as bytes."""
+    rows = _given(request, definition)
+    flags = _OVERWRITE * request.overwrite | _SKIPS_IDENTICAL * request.skips_identical
+    targets = conditions = b""
+    if request.targets is not None:
+        flags |= _HAS_TARGETS
+        targets = json.dumps(sorted(request.targets)).encode()
+    if condition is not None:
+        flags |= _HAS_CONDITIONS
+        conditions = _encoded(condition)
+    deletes = np.packbits(request.changes.is_delete.to_numpy(zero_copy_only=False)).tobytes()
+    schema_id = definition.schema_id if request.schema_id is None else request.schema_id
+    numbers = request.writer_id, request.sequence, request.writer_epoch
+    parts = targets, memoryview(rows.schema.serialize()), conditions, deletes
+    head = _HEAD.pack(*numbers, schema_id, flags, *map(len, parts))
+    return b"".join((head, *parts, memoryview(arrow_message.encode(rows))))
+
+
+def encode_few(request: SmallRequest, condition: Condition | None = None) -> bytes:
+    """A request of few rows, and on what it depends, as bytes."""
+    conditions = b"" if condition is None else _encoded(condition)
+    numbers = request.writer_id, request.sequence, request.writer_epoch
+    pieces = [_FEW.pack(*numbers, request.writes.schema_id, request.count, len(conditions)), conditions]
+    for each in request.operations:
+        pieces.append(_VALUE.pack(-1 if each.value is None else len(each.value)))
+        for cell in each.key:
+            pieces += _CELL.pack(len(cell)), cell
+        if each.value is not None:
+            pieces.append(each.value)
+    return b"".join(pieces)
+
+
+def decode_few(content: bytes, definition: TableDefinition) -> SmallRequest | ComparedRequest:
+    """The request in such bytes.
+
+    Raises:
+        Altered: The table was altered since.
+        BadFrame: The bytes are no request.
+    """
+    try:
+        writer_id, sequence, epoch, schema_id, count, conditions = _FEW.unpack_from(content)
+        writes = small_writes(definition)
+        if writes is None or writes.schema_id != schema_id:
+            raise Altered
+        place = _FEW.size
+        condition = _condition(memoryview(content)[place : place + conditions]) if conditions else None
+        place += conditions
+        operations = []
+        for _ in range(count):
+            (length,) = _VALUE.unpack_from(content, place)
+            place += _VALUE.size
+            key = []
+            for _ in definition.primary_key or ():
+                (cell_bytes,) = _CELL.unpack_from(content, place)
+                place += _CELL.size
+                key.append(content[place : place + cell_bytes])
+                place += cell_bytes
+            value = None if length < 0 else content[place : place + length]
+            place += max(length, 0)
+            if (operation := writes.rows.received(tuple(key), value)) is None:
+                raise BadFrame
+            operations.append(operation)
+        if place != len(content) or not operations or not writes.takes(operations):
+            raise BadFrame
+    except (struct.error, ValueError) as error:
+        raise BadFrame from error
+    numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
+    request = SmallRequest(operations, writes, Answer(), *numbers)
+    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
+
+
+def decode(content: bytes, definition: TableDefinition) -> Request | ComparedRequest:
+    """The request in such bytes, checked as any that a caller of this process makes.
+
+    Raises:
+        InvalidRequest: Its content is refused.
+        BadFrame: The bytes are no request.
+    """
+    try:
+        *numbers, schema_id, flags, targets_bytes, schema_bytes, conditions_bytes, deletes_bytes = _HEAD.unpack_from(
+            content
+        )
+        place, parts = _HEAD.size, []
+        for length in (targets_bytes, schema_bytes, conditions_bytes, deletes_bytes):
+            parts.append(memoryview(content)[place : place + length])
+            place += length
+        targets, schema, conditions, deletes = parts
+        columns = _schema_in(bytes(schema))
+        rows = arrow_message.decode(memoryview(content)[place:], columns, columns.names, validate=True)
+        flagged = np.unpackbits(np.frombuffer(deletes, np.uint8))[: rows.num_rows]
+        changes = Changes(rows, pa.array(flagged.astype(bool)))
+        names = json.loads(bytes(targets)) if flags & _HAS_TARGETS else None
+        condition = _condition(conditions) if flags & _HAS_CONDITIONS else None
+    except (struct.error, ValueError, TypeError, IndexError, RecursionError, pa.ArrowException, StoreError) as error:
+        raise BadFrame from error
+    overwrite = bool(flags & _OVERWRITE)
+    fitting, chosen = fitted(changes, definition, SchemaId(schema_id), names, overwrite=overwrite)
+    writer_id, sequence, epoch = numbers
+    request = request_of(
+        *(fitting, definition, WriterId(writer_id), Sequence(sequence), Epoch(epoch)),
+        targets=chosen,
+        overwrite=overwrite,
+    )
+    if flags & _SKIPS_IDENTICAL:
+        request = replace(request, skips_identical=True)
+    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
+
+
+def numbers_in(content: bytes) -> tuple[WriterId, Sequence]:
+    """Writer and sequence of the request in such bytes.
+
+    Raises:
+        BadFrame: The bytes are no request.
+    """
+    if len(content) < _HEAD.size:
+        raise BadFrame
+    writer_id, sequence, *_ = _HEAD.unpack_from(content)
+    return WriterId(writer_id), Sequence(sequence)
+
+
+def _given(request: Request, definition: TableDefinition) -> pa.RecordBatch:
+    """The columns of a request that its caller has given."""
+    rows, automatic = request.changes.rows, definition.options.auto_increment
+    names: Several[str] = rows.schema.names
+    if request.targets is not None:
+        names = [name for name in names if name in request.targets]
+    elif automatic is not None and not request.overwrite:
+        names = [name for name in names if name != automatic]
+    return rows if len(names) == len(rows.schema.names) else rows.select(names)
+
+
+@lru_cache(maxsize=64)
+def _schema_in(data: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def _encoded(condition: Condition) -> bytes:
+    pairs = zip(condition.keys, condition.stored, strict=True)
+    found = [_PAIR.pack(len(key), len(value)) + key + value for key, value in pairs]
+    return _COUNT.pack(len(found)) + b"".join(found)
+
+
+def _condition(data: memoryview) -> Condition:
+    (count,) = _COUNT.unpack_from(data)
+    place, keys, stored = _COUNT.size, [], []
+    for _ in range(count):
+        key_bytes, value_bytes = _PAIR.unpack_from(data, place)
+        place += _PAIR.size
+        keys.append(bytes(data[place : place + key_bytes]))
+        stored.append(bytes(data[place + key_bytes : place + key_bytes + value_bytes]))
+        place += key_bytes + value_bytes
+        if place > len(data) or not 0 < key_bytes <= KEY_BYTES_MAX:
+            raise ValueError
+    return Condition(keys, stored)

@@ -1,0 +1,552 @@
+"""The sender of one bucket: what this process writes to it while another process owns it.
+
+Theory of operation. A request gets a number for the connection, and a writer and a sequence if it has none: those of a
+slot (:mod:`kvstore.sending.slots`), which no other request of the bucket uses until this one is answered. It is sent,
+and its answer is received by the sender's thread. If the connection ends, that thread becomes the bucket's owner or
+meets the new one, and sends what was not answered once more, in the same order. The bucket remembers the last batches
+of each writer, so a request that the last owner had applied gets its first answer.
+
+* A request is answered once: with its result, or with an error that says that nothing was written, or with
+  NotAcknowledged.
+* A conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as its
+  condition. If they are others by then, it is decided again.
+* What was sent first is sent again first, and nothing new is sent before it.
+* An id whose request has no answer is never used again.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from kvstore.bucket.commit_lock import pause
+from kvstore.bucket.conditional import decided
+from kvstore.bucket.context import BucketContext
+from kvstore.bucket.handle import BucketHandle
+from kvstore.disk.lock import takes_requests
+from kvstore.errors import (
+    InvalidRequest,
+    LogFailed,
+    NotAcknowledged,
+    OutOfOrderSequence,
+    StoreClosed,
+    StoreError,
+    StoreLocked,
+)
+from kvstore.process.calls import Answer, Reply, answer_of, check_caller
+from kvstore.request.preparation import requests_of
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.results import AppendResult
+from kvstore.request.small import ComparedRequest, SmallRequest, Submitted
+from kvstore.sending import frames, requests
+from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
+from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace
+from kvstore.sending.requests import Condition
+from kvstore.sending.slots import Slot, Slots
+from logformat import paths
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Sequence, WriterId, next_sequence
+
+ANSWER_SECONDS = 30.0
+"""How long a request waits for its answer, from whichever process owns the bucket."""
+REQUESTS_MAX = 8
+"""Requests without a writer of their own that wait for an answer at once; others wait to be sent."""
+_HINT_SECONDS = 0.5
+_TICK_SECONDS = 0.25
+_RECEIVED_BYTES = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request that waits for its answer.
+
+    Attributes:
+        given: The request of the caller; None for a question whether all before it is applied.
+        answer: The answer that is awaited.
+        request: What is sent, with a writer and a sequence.
+        condition: What has to be stored for it.
+        slot: The slot whose id it has, if any.
+        began: When it was sent first, in seconds of the clock.
+        frame: The frame that was sent.
+        is_altered: Whether the owner knows another definition of the table, so that rows are sent as columns.
+    """
+
+    given: Submitted | None
+    answer: Future[Any] | Reply[Any]
+    request: Request | SmallRequest | None = None
+    condition: Condition | None = None
+    slot: Slot | None = None
+    began: float = 0.0
+    frame: bytes = b""
+    is_altered: bool = False
+
+
+class Sender:
+    """Sends requests of this process to the owner of a bucket; see :class:`kvstore.bucket.elsewhere.OtherOwner`.
+
+    Args:
+        place: Where owners are met.
+        slots: Of this process.
+    """
+
+    def __init__(self, context: BucketContext, place: MeetingPlace, slots: Slots) -> None:
+        self._context = context
+        self._place = place
+        self._slots = slots
+        self._clock = context.clock
+        self._id = uuid4()
+        self._meeting = threading.Lock()
+        self._changed = threading.Condition()
+        # Guarded by the condition
+        self._handle: BucketHandle | None = None
+        self._connection: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._recovers = False
+        self._is_closed = False
+        self._sent: dict[int, Sent] = {}
+        self._next = 0
+        self._free: list[Slot] = []
+        self._last: dict[WriterId, Sequence] = {}
+        """The last sequence of each id that was used here."""
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether this process takes requests of others: what it acknowledges is durable."""
+        return self._context.options.durability == "sync"
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the owner takes requests now."""
+        return self._connection is not None
+
+    def send(self, request: Submitted) -> bool:
+        """Have the owner answer a request; False if it is not met, and then nothing was sent.
+
+        Raises:
+            InvalidRequest: The request does not fit the table. Nothing was sent.
+            StoreLocked: It is too large to be sent. Nothing was sent.
+        """
+        if self._connection is None and not self._recovers:
+            return False
+        sent = Sent(request, request.answer)
+        return not self._decide(sent) or self._send(sent)
+
+    def wait(self) -> None:
+        """Return once the owner has applied all that it was sent before."""
+        answer: Answer[None] = Answer()
+        if self._send(Sent(None, answer)):
+            answer_of(answer)
+
+    def meet(self, handle: BucketHandle, refused: StoreLocked) -> None:
+        """Meet the owner; see :meth:`kvstore.bucket.elsewhere.OtherOwner.meet`."""
+        with self._meeting:
+            with self._changed:
+                while self._recovers:
+                    self._wait()
+                if self._is_closed:
+                    raise StoreClosed("The store was closed; open it again.", path=self._context.place.directory)
+                if self._connection is not None:
+                    return
+                self._handle = handle
+            connection = self._met(handle, refused)
+            if connection is not None:
+                thread = threading.Thread(target=self._run, args=(connection,), name="kvstore-sending", daemon=True)
+                with self._changed:
+                    self._connection, self._thread = connection, thread
+                thread.start()
+
+    def close(self) -> None:
+        """Send nothing more; what was sent is answered first."""
+        with self._changed:
+            self._is_closed = True
+            while self._sent:
+                self._changed.wait(_TICK_SECONDS)
+            connection, thread = self._connection, self._thread
+        if connection is not None:
+            _shut(connection)
+        if thread is not None:
+            thread.join()
+
+    # Meeting
+
+    def _met(self, handle: BucketHandle, refused: StoreLocked) -> socket.socket | None:
+        """A connection to the owner; None if there may be none now.
+
+        Raises:
+            StoreLocked: The owner takes no requests.
+        """
+        identity = self._context.place.identity
+        connection = None
+        if self._owner_takes_requests(handle):
+            connection = self._place.owner_of(identity.table_id, identity.bucket_id, handle.is_owned_elsewhere)
+        if connection is None:
+            if handle.is_owned_elsewhere():
+                raise StoreLocked(
+                    "Another process writes this bucket, and takes no requests of others: it is stopped, or does"
+                    " exclusive work such as a repair, or is of an older version. Wait until it is done, or end it.",
+                    **refused.where,
+                ) from refused
+            return None
+        try:
+            return self._greeted(handle, connection)
+        except BaseException:
+            connection.close()
+            raise
+
+    def _owner_takes_requests(self, handle: BucketHandle) -> bool:
+        deadline = self._clock.monotonic() + _HINT_SECONDS
+        while not takes_requests(self._context.place.directory / paths.LOCK_FILE):
+            if self._clock.monotonic() >= deadline or not handle.is_owned_elsewhere():
+                return False
+            pause()  # it may just have taken the lock, and not have said so yet
+        return True
+
+    def _greeted(self, handle: BucketHandle, connection: socket.socket) -> socket.socket | None:
+        identity, lock = self._context.place.identity, handle.lock_identity()
+        if lock is None:
+            connection.close()
+            return None
+        connection.settimeout(MEET_SECONDS)
+        try:
+            connection.sendall(
+                Greeting(
+                    *(frames.VERSION, self._id, identity.store_id, identity.table_id, identity.bucket_id, lock)
+                ).encode()
+            )
+            kind, content = _first_frame(connection)
+        except (OSError, BadFrame):
+            connection.close()
+            return None
+        if kind is Kind.REFUSED:
+            raise frames.decode_error(content)
+        if kind is not Kind.WELCOME:
+            connection.close()
+            return None
+        connection.settimeout(None)
+        for option, seconds in ((socket.SO_RCVTIMEO, _TICK_SECONDS), (socket.SO_SNDTIMEO, ANSWER_SECONDS)):
+            timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+            connection.setsockopt(socket.SOL_SOCKET, option, timeout)
+        return connection
+
+    # Sending
+
+    def _decide(self, sent: Sent) -> bool:
+        """Make what is sent of the request that is given; False if that is answered now."""
+        given, definition = sent.given, self._context.catalog.definition()
+        request: Request | SmallRequest | InvalidRequest | None
+        sent.condition = None
+        if isinstance(given, RowRequest):
+            (request,) = requests_of([given], definition)
+        elif isinstance(given, ComparedRequest):
+            request, sent.condition = given.then, Condition(given.keys, given.stored)
+        elif isinstance(given, ConditionalRequest):
+            stored: list[bytes] = []
+            try:
+                request = decided(given, definition, partial(self._read, stored))
+            except StoreError as error:
+                sent.answer.set_exception(error)
+                return False
+            sent.condition = Condition(given.keys, stored)
+        else:
+            assert given is not None
+            request = given
+        if isinstance(request, InvalidRequest):
+            sent.answer.set_exception(request)
+            return False
+        if request is None:
+            sent.answer.set_result(None)
+            return False
+        sent.request = request.request() if isinstance(request, SmallRequest) and sent.is_altered else request
+        return True
+
+    def _read(self, stored: list[bytes], keys: list[bytes]) -> list[bytes]:
+        """Read the rows of encoded keys; they are also put into ``stored``."""
+        assert self._handle is not None
+        with self._handle.latest() as view:
+            stored[:] = view.get(keys)
+        return stored
+
+    def _send(self, sent: Sent) -> bool:
+        """Send a request once its turn comes; False if the owner is not met."""
+        needs_slot = sent.request is not None and sent.request.writer_id == NO_WRITER
+        with self._changed:
+            while self._recovers or (needs_slot and self._slots_used() >= REQUESTS_MAX):
+                self._wait()
+            if self._connection is None or self._is_closed:
+                return False
+            sent.began = self._clock.monotonic()
+            number = self._next
+            self._prepare(number, sent)
+            self._next += 1
+            self._sent[number] = sent
+            self._put(sent)
+        return True
+
+    def _slots_used(self) -> int:
+        return sum([sent.slot is not None for sent in self._sent.values()])
+
+    def _prepare(self, number: int, sent: Sent) -> None:
+        """Make the frame of a request, which gets a writer and a sequence if it has none; the lock is held.
+
+        Raises:
+            StoreLocked: It is too large to be sent.
+            StoreFull, LogFailed: There is no slot, and the disk refuses to make one.
+        """
+        if sent.request is None:
+            sent.frame = frames.numbered(Kind.BARRIER, number)
+            return
+        request = sent.request
+        if request.writer_id == NO_WRITER:
+            slot = self._slot(sent)
+            sequence = next_sequence(self._last[slot.writer_id])
+            request = replace(request, writer_id=slot.writer_id, sequence=sequence)
+        if isinstance(request, SmallRequest):
+            sent.frame = frames.numbered(Kind.WRITE_FEW, number, requests.encode_few(request, sent.condition))
+        else:
+            content = requests.encode(request, self._context.catalog.definition(), sent.condition)
+            sent.frame = frames.numbered(Kind.WRITE, number, content)
+        if len(sent.frame) > FRAME_BYTES_MAX:
+            self._free_slot(sent)
+            raise StoreLocked(
+                "Another process owns this bucket, and a batch of this size can't be sent to it; write smaller ones.",
+                path=self._context.place.directory,
+                bytes=len(sent.frame),
+                bytes_max=FRAME_BYTES_MAX,
+            )
+        sent.request = request
+
+    def _slot(self, sent: Sent) -> Slot:
+        """The slot of a request, or one that it gets now."""
+        if sent.slot is not None and not sent.slot.is_spoiled:
+            return sent.slot
+        slot = self._free.pop() if self._free else self._slots.other_than(set(self._last))
+        if slot.writer_id not in self._last:
+            assert self._handle is not None
+            last = None if slot.is_new else self._handle.last_sequence(slot.writer_id)
+            self._last[slot.writer_id] = NO_SEQUENCE if last is None else last
+        sent.slot = slot
+        return slot
+
+    def _free_slot(self, sent: Sent) -> None:
+        if sent.slot is not None and not sent.slot.is_spoiled:
+            self._free.append(sent.slot)
+        sent.slot = None
+
+    def _put(self, sent: Sent) -> None:
+        assert self._connection is not None
+        try:
+            self._connection.sendall(sent.frame)
+        except OSError:  # the thread sees the end of the connection, and sends it again
+            _shut(self._connection)
+        except BaseException:  # Ctrl-C: a part of it may be sent
+            _shut(self._connection)
+            raise
+
+    # Answers, in the sender's thread
+
+    def _run(self, first: socket.socket) -> None:
+        connection: socket.socket | None = first
+        try:
+            while connection is not None:
+                self._receive(connection)
+                with self._changed:
+                    self._connection, self._recovers = None, True
+                connection.close()
+                connection = self._recovered()
+                with self._changed:
+                    self._connection, self._recovers = connection, False
+                    for sent in self._sent.values():
+                        self._put(sent)
+                    self._changed.notify_all()
+        finally:
+            # However the thread ended, no caller may wait for ever for it.
+            with self._changed:
+                self._connection, self._recovers = None, False
+            for number in list(self._sent):
+                self._give_up(number)
+
+    def _receive(self, connection: socket.socket) -> None:
+        """Answer requests until the connection ends."""
+        buffer = bytearray()
+        while True:
+            try:
+                data = connection.recv(_RECEIVED_BYTES)
+            except BlockingIOError:
+                if self._is_late():
+                    return
+                continue
+            except OSError:
+                return
+            if not data:
+                return
+            buffer += data
+            try:
+                for kind, content in frames_in(buffer):
+                    if kind is Kind.NOT_OWNER:
+                        return
+                    self._take(kind, content)
+            except BadFrame:
+                return
+
+    def _take(self, kind: Kind, content: bytes) -> None:
+        number, rest = number_in(content)
+        if (sent := self._sent.get(number)) is None:
+            raise BadFrame
+        if kind is Kind.WRITTEN:
+            self._written(number, sent, frames.result_in(content))
+        elif kind is Kind.UNCHANGED:
+            self._unchanged(number, sent)
+        elif kind is Kind.ALTERED:
+            sent.is_altered = True
+            self._again(number, sent)
+        elif kind is Kind.FAILED:
+            self._failed(number, sent, frames.decode_error(rest))
+        else:
+            raise BadFrame
+
+    def _written(self, number: int, sent: Sent, result: AppendResult) -> None:
+        if sent.slot is not None:
+            assert sent.request is not None
+            self._last[sent.slot.writer_id] = sent.request.sequence
+        self._settle(number, partial(sent.answer.set_result, result))
+
+    def _unchanged(self, number: int, sent: Sent) -> None:
+        """The condition of a request was not met."""
+        if not isinstance(sent.given, ConditionalRequest):
+            self._settle(number, partial(sent.answer.set_result, None))
+        elif self._clock.monotonic() - sent.began >= ANSWER_SECONDS:
+            error = StoreLocked("Other processes change the rows of this write all the time; try it again.")
+            self._settle(number, partial(sent.answer.set_exception, error))
+        else:
+            self._again(number, sent)
+
+    def _failed(self, number: int, sent: Sent, error: StoreError) -> None:
+        if sent.slot is not None and isinstance(error, OutOfOrderSequence):
+            # The bucket has forgotten the writer. Nothing was written, so the request gets another id.
+            sent.slot.is_spoiled = True
+            self._again(number, sent)
+            return
+        if sent.slot is not None and isinstance(error, LogFailed):
+            sent.slot.is_spoiled = True  # it may be in the log
+        self._settle(number, partial(sent.answer.set_exception, error))
+
+    def _again(self, number: int, sent: Sent) -> None:
+        """Decide a request once more, of which nothing was written, and send it if there is a connection."""
+        if not self._decide(sent):
+            self._settle(number, None)
+            return
+        try:
+            with self._changed:
+                self._prepare(number, sent)
+                if self._connection is not None:
+                    self._put(sent)
+        except StoreError as error:
+            self._settle(number, partial(sent.answer.set_exception, error))
+
+    def _settle(self, number: int, answer: Callable[[], None] | None) -> None:
+        with self._changed:
+            self._free_slot(self._sent.pop(number))
+            self._changed.notify_all()
+        if answer is not None:
+            answer()
+
+    def _is_late(self) -> bool:
+        """Give up requests that have waited for too long; whether there are any."""
+        now = self._clock.monotonic()
+        with self._changed:
+            late = [number for number, sent in self._sent.items() if now - sent.began >= ANSWER_SECONDS]
+        for number in late:
+            self._give_up(number)
+        return bool(late)
+
+    def _give_up(self, number: int, reason: StoreError | None = None) -> None:
+        sent = self._sent[number]
+        if sent.slot is not None:
+            sent.slot.is_spoiled = True
+        error = NotAcknowledged(
+            "These rows were sent to the process that owns the bucket, and it has not answered; they may be written."
+            " Read the table before you send them again.",
+            path=self._context.place.directory,
+            **({} if reason is None else {"reason": str(reason)}),
+        )
+        self._settle(number, partial(sent.answer.set_exception, error))
+
+    # After the end of a connection
+
+    def _recovered(self) -> socket.socket | None:
+        """Have what was not answered answered: by this process, if it owns the bucket now; else return a connection."""
+        handle = self._handle
+        assert handle is not None
+        refused = StoreLocked("Another process owns the bucket.", path=self._context.place.directory)
+        try:
+            while self._sent:
+                if self._is_late():
+                    continue
+                if handle.try_own():
+                    self._answer_here(handle)
+                    continue
+                try:
+                    if (connection := self._met(handle, refused)) is not None:
+                        return connection
+                except StoreLocked:
+                    self._pause()
+        except StoreError as error:
+            for number in list(self._sent):
+                self._give_up(number, error)
+        return None
+
+    def _answer_here(self, handle: BucketHandle) -> None:
+        """Submit what was not answered to the own engine, in order, and wait for the answers."""
+        waiting: list[tuple[int, Sent, Future[AppendResult | None]]] = []
+        for number, sent in self._sent.items():
+            answer: Future[Any] = Answer()
+            if sent.request is None:
+                answer.set_result(None)
+            else:
+                request: Submitted = replace(sent.request, answer=answer)
+                if sent.condition is not None:
+                    request = ComparedRequest(*sent.condition, replace(sent.request, answer=Answer()), answer)
+                if not handle.take_in(request):
+                    break  # it was given up meanwhile; the rest is sent to its next owner
+            waiting.append((number, sent, answer))
+        for number, sent, answer in waiting:
+            try:
+                result = answer_of(answer)
+            except StoreError as error:
+                self._failed(number, sent, error)
+                continue
+            if result is None:
+                self._unchanged(number, sent)
+            else:
+                self._written(number, sent, result)
+
+    def _pause(self) -> None:
+        with self._changed:
+            self._changed.wait(_TICK_SECONDS)
+
+    def _wait(self) -> None:
+        self._changed.wait(_TICK_SECONDS)
+        check_caller()
+
+
+def _first_frame(connection: socket.socket) -> tuple[Kind, bytes]:
+    buffer = bytearray()
+    while True:
+        data = connection.recv(_RECEIVED_BYTES)
+        if not data:
+            raise BadFrame
+        buffer += data
+        for kind, content in frames_in(buffer):
+            return kind, content
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,129 @@
+"""Several processes write one table beside each other: each is answered as if it wrote alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+import kvstore
+from kvstore.errors import InvalidRequest, SchemaMismatch
+from tests.sending.writers import SCHEMA, check, create, write_for_ever
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+
+
+def own(pipe: Pipe, path: Path) -> None:
+    """Own all buckets of the table until a word comes."""
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.upsert([{"k": -1 - n, "v": "owner", "n": n} for n in range(16)])
+        pipe.send("owns")
+        pipe.recv()
+
+
+@pytest.fixture
+def table(store_path: Path):
+    """A table that another process owns."""
+    create(store_path)
+    with Child(own, store_path) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        yield store.table("t")
+        assert store.check()
+
+
+def test_two_processes_write_and_read_the_same_rows(store_path: Path, tmp_path: Path) -> None:
+    create(store_path)
+    history = tmp_path / "history"
+    with (
+        Child(write_for_ever, store_path, history, "a") as first,
+        Child(write_for_ever, store_path, history, "b") as second,
+    ):
+        for writer in (first, second):
+            while writer.hear() < 40:
+                pass
+        for writer in (first, second):
+            writer.say("enough")
+        for writer in (first, second):
+            while writer.hear() != "closed":
+                pass
+            assert writer.join() == 0
+    check(store_path, history)
+
+
+def test_every_write_of_a_sender_is_as_one_of_the_owner(table: kvstore.Table) -> None:
+    assert table.upsert({"k": 1, "v": "a", "n": 1}).first_offset == 16
+    assert table.get(1) == {"k": 1, "v": "a", "n": 1}
+    table.upsert([{"k": k, "v": "b", "n": k} for k in range(2, 200)])
+    table.upsert(pa.table({"k": [200, 201], "v": [None, "c"], "n": [1, 2]}))
+    table.upsert({"k": 1, "n": 5}, columns=["k", "n"])
+    assert table.get(1) == {"k": 1, "v": "a", "n": 5}
+    assert table.put_if({"k": 1, "v": "d", "n": 6}, table.get(1))
+    assert not table.put_if({"k": 1, "v": "e", "n": 7}, None)
+    assert table.increment(1, {"n": 4}) == {"k": 1, "v": "d", "n": 10}
+    assert table.increment(300, {"n": 4}, default={}) == {"k": 300, "v": None, "n": 4}
+    with pytest.raises(KeyError):
+        table.increment(301, {"n": 4})
+    table.update_where(pc.field("k") > 198, {"v": "where"})
+    table.delete([2, 3])
+    table.delete(where=pc.field("k") == 4)
+    del table[5]
+    table[6] = {"v": "item", "n": 0}
+    table.apply(kvstore.Changes.of([("upsert", {"k": 7, "v": "f", "n": 0}), ("delete", {"k": 8})], table.schema))
+    with table.writer("numbered") as writer:
+        for k in range(400, 500):
+            writer.upsert({"k": k, "v": "w", "n": k})
+    bucket = table.bucket(0)
+    changes = kvstore.Changes.of([("upsert", {"k": 500, "v": "g", "n": 0})], table.schema)
+    first = bucket.apply(changes, 77, 0)
+    again = bucket.apply(changes, 77, 0)
+    assert (again.duplicated, again.first_offset) == (True, first.first_offset)
+    expected = {k: ("b", k) for k in range(9, 199)} | {k: ("w", k) for k in range(400, 500)}
+    expected |= {1: ("d", 10), 300: ("where", 4), 199: ("where", 199), 200: ("where", 1), 201: ("where", 2)}
+    expected |= {6: ("item", 0), 7: ("f", 0), 500: ("g", 0)}
+    assert {row["k"]: (row["v"], row["n"]) for row in rows_of(table) if row["k"] >= 0} == expected
+    assert table.truncate()
+    assert rows_of(table) == []
+
+
+def test_a_refused_row_is_refused_by_name_and_the_next_one_is_written(table: kvstore.Table) -> None:
+    for _ in range(3):
+        with pytest.raises(SchemaMismatch):
+            table.upsert({"k": "text"})
+        with pytest.raises(InvalidRequest):
+            table.increment(-1, {"n": 2**63 - 1}) if table.increment(-1, {"n": 1}) else None
+        table.upsert({"k": 1, "v": "a", "n": 1})
+    assert len([each for batch in table.changelog(16) for each in batch.to_pylist() if each["k"] == 1]) == 5
+
+
+@pytest.mark.parametrize("engine", ["versioned", "first_row", "partial"])
+def test_engines_and_filled_columns(store_path: Path, engine: str) -> None:
+    options = {
+        "versioned": {"merge_engine": kvstore.Versioned("n")},
+        "first_row": {"merge_engine": "first_row"},
+        "partial": {"auto_increment": "n"},
+    }[engine]
+    with kvstore.open(store_path) as store:
+        store.create_table("t", SCHEMA, primary_key="k", **options)
+    given = [{"k": k % 3, "v": str(k)} | ({} if engine == "partial" else {"n": k}) for k in range(9)]
+
+    with Child(write_one, store_path, given[0]) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        table = store.table("t")
+        for row in given[1:]:
+            table.upsert(row)
+        found = rows_of(table)
+    with kvstore.open(store_path.parent / "alone") as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", **options)
+        for row in given:
+            table.upsert(row)
+        assert found == rows_of(table)
+
+
+def write_one(pipe: Pipe, path: Path, row: dict[str, object]) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert(row)
+        pipe.send("owns")
+        pipe.recv()
