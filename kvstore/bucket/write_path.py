@@ -35,6 +35,7 @@ from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
+from kvstore.indexing.entries import TableEntries, are_entries_due, make_entries
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
@@ -121,6 +122,8 @@ class WritePath:
         """Take over a newer definition of the table."""
         self.definition = definition
         self._layout = layout_of(definition)
+        self.memtable.entries = TableEntries.of(definition)
+        self._has_entries = False
 
     @property
     def state(self) -> IndexState:
@@ -192,6 +195,23 @@ class WritePath:
         """
         self.log.sync()
         self._merge_memtable()
+
+    def are_entries_due(self) -> bool:
+        """Whether :meth:`make_entries` has to be called before anything else is written."""
+        if not self._has_entries:
+            with self.memtable.index.view() as view:
+                self._has_entries = not are_entries_due(self.definition, view)
+        return not self._has_entries
+
+    def make_entries(self) -> None:
+        """Make the entries of secondary indexes that the index of the bucket lacks; everything published is merged.
+
+        Raises:
+            StoreFull, lmdb.Error: See :meth:`Index.commit`.
+            CorruptData: A row is damaged.
+        """
+        make_entries(self.definition, self.memtable.index, self.grow)
+        self._has_entries = True
 
     def roll(self) -> None:
         """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""

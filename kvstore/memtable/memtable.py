@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -59,6 +60,22 @@ class Published:
         return Run.of(*_in_order(self.rows))
 
 
+class MovedEntries(Protocol):
+    """Entries that change with the rows of an index."""
+
+    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        """Change them in the open transaction that stores rows.
+
+        Args:
+            index: Its last commit has the rows that are replaced.
+            keys: Of the rows, sorted, each once.
+            rows: The row that each key has now; empty if it has none.
+
+        Raises:
+            CorruptData: A row is damaged.
+        """
+
+
 class Memtable:
     """The memtable of one bucket.
 
@@ -67,11 +84,13 @@ class Memtable:
 
     Attributes:
         index: The argument.
+        entries: What changes with the rows of the index; None for a table without secondary indexes.
         published: What every reader sees; replaced as a whole.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self.entries: MovedEntries | None = None
         self._pending = Layers[bytes, bytes]()
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -211,11 +230,14 @@ class Memtable:
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`.
+            CorruptData: See :meth:`MovedEntries.move`.
         """
         try:
             for writer_id, entry in self.published.writers.all().items():
                 self.index.put_writer(writer_id, entry)
             keys, rows = _in_order(self.published.rows)
+            if self.entries is not None:
+                self.entries.move(self.index, keys, rows)
             if all(rows):
                 self.index.put(keys, rows)
             else:

@@ -21,6 +21,7 @@ from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.index.index import View
+from kvstore.indexing.entries import different_entries
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
@@ -167,6 +168,7 @@ def _check(
         if definition.primary_key is not None:
             row_bytes = _index_bytes(handle) / max(1, state.row_count)
             compare_rows(view, state, definition, report, lambda rows: verified(int(rows * row_bytes)))
+            report.findings += different_entries(definition, view)
 
 
 def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:

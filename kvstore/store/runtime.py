@@ -295,7 +295,28 @@ class StoreRuntime:
         self._directories.create(table, rows, Replaced(replaced.id, turn))
         self._forget(replaced.id, opened)
 
-    def alter_table(self, definition: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
+    @uninterrupted
+    def create_index(
+        self,
+        definition: TableDefinition,
+        altered: Callable[[TableDefinition], TableOptions],
+        progress: Callable[[int, int], object],
+    ) -> None:
+        """Change the secondary indexes of a table, and make entries in all buckets.
+
+        Args:
+            progress: Called with the number of buckets that are done, and of all.
+        """
+        handles = self.open_table(definition).handles
+        for handle in handles:
+            handle.write()
+        self.alterations.alter(definition, altered)
+        for done, handle in enumerate(handles):
+            progress(done, len(handles))
+            handle.settle()
+        progress(len(handles), len(handles))
+
+    def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
         self.alterations.alter(definition, altered)
         opened = self._tables.get(definition.id)
