@@ -174,6 +174,10 @@ class Memtable:
         rows = iter(found.to_list())
         return [next(rows) if length else b"" for length in lengths.tolist()]
 
+    def newer(self) -> dict[bytes, bytes]:
+        """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
+        return Layers((*self._pending.dicts, *self.published.rows.dicts)).all()
+
     def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         """Store rows, pending."""
         self._pending = self._pending.added(dict(zip(keys, rows, strict=True)), in_place=True)

@@ -113,8 +113,8 @@ class AlteredTables:
         table: str,
         name: str,
         columns: Sequence[str] | str,
-        *,
-        progress: Callable[[int, int], object] = lambda _done, _total: None,
+        unique: bool = False,
+        progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Create a secondary index, by which :meth:`kvstore.Table.find` finds rows without reading all.
 
@@ -126,21 +126,29 @@ class AlteredTables:
             name: Up to 255 bytes of printable text, which no other index of the table has.
             columns: Its columns, of any type but lists, maps and structs, in this order: the index finds rows by the
                 first ones of them.
+            unique: Whether no two rows may have the same values, unless one is null. A write that would leave two
+                raises UniqueViolation, and nothing of it is written. In a table of several buckets the index has to
+                have all columns of the bucket key.
             progress: Called with the number of buckets that are done, and of all.
 
         Raises:
             NoSuchTable: There is none of that name.
+            UniqueViolation: Two rows have the same values. There is no index.
             InvalidRequest: The name or a column is not possible, or there is an index of that name. Nothing was
                 written.
-            UnsupportedOperation: It is a log table.
+            UnsupportedOperation: It is a log table, or has several buckets and can't have such a unique index.
             StoreLocked: Another process writes the table. Nothing was written.
             StoreFull, LogFailed: The disk refuses. There may be an index without entries; see above.
             CorruptData: A row is damaged. The same.
         """
         self._session.check_writable()
         definition = self.runtime.definition(table)
-        with_index(definition, name, columns)  # what is wrong is found before the buckets are taken
-        self.runtime.create_index(definition, lambda now: with_index(now, name, columns), progress)
+        with_index(definition, name, columns, unique)  # what is wrong is found before the buckets are taken
+        report = progress if progress is not None else lambda _done, _total: None
+        self.runtime.create_index(definition, lambda now: with_index(now, name, columns, unique), report)
+        if unique and (found := self.runtime.duplicate(definition, name)) is not None:
+            self.drop_index(table, name)
+            raise found
 
     def drop_index(self, table: str, name: str) -> None:
         """Drop a secondary index of a table. Its entries are removed with the next write of each bucket.

@@ -22,6 +22,7 @@ from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.index.index import View
 from kvstore.indexing.entries import different_entries
+from kvstore.indexing.unique import duplicate
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
@@ -169,6 +170,9 @@ def _check(
             row_bytes = _index_bytes(handle) / max(1, state.row_count)
             compare_rows(view, state, definition, report, lambda rows: verified(int(rows * row_bytes)))
             report.findings += different_entries(definition, view)
+            for each in definition.indexes:
+                if each.unique and view.has_entries(each.index_id) and duplicate(definition, each, view) is not None:
+                    report.findings.append(f"two rows have the same values in the unique index {each.name}")
 
 
 def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:

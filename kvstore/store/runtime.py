@@ -34,8 +34,10 @@ from kvstore.errors import (
     NotAStore,
     StoreClosed,
     StoreError,
+    UniqueViolation,
 )
 from kvstore.index.open_readers import OpenReaders
+from kvstore.indexing.unique import duplicate, violation
 from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
@@ -315,6 +317,18 @@ class StoreRuntime:
             progress(done, len(handles))
             handle.settle()
         progress(len(handles), len(handles))
+
+    def duplicate(self, definition: TableDefinition, index: str) -> UniqueViolation | None:
+        """Two rows of a table that have the same values in an index, as an error; None if there are none."""
+        opened = self.open_table(definition)
+        now = self.catalog().tables[definition.id]
+        [unique] = [each for each in now.indexes if each.name == index]
+        for handle in opened.handles:
+            with handle.indexed() as view:
+                found = duplicate(now, unique, view)
+            if found is not None:
+                return violation(now, unique, *found)
+        return None
 
     def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""

@@ -133,13 +133,27 @@ def indexes_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> Seco
     return found
 
 
-def with_index(definition: TableDefinition, name: Any, columns: Any) -> TableOptions:
+def with_index(definition: TableDefinition, name: Any, columns: Any, unique: Any) -> TableOptions:
     """The options of a table with one more secondary index.
 
     Raises:
         InvalidRequest: A name or a column is not possible, or there is an index of that name.
+        UnsupportedOperation: It can't be unique, since rows with the same values may be in different buckets.
     """
+    if not isinstance(unique, bool):
+        raise InvalidRequest("`unique` is True or False.", unique=shown(unique))
     indexes = _with_index(definition.options.indexes, definition.stored, definition.primary_key, name, columns)
+    if unique:
+        *others, made = indexes.known
+        named = {definition.stored.field(place).name for place in made.columns}
+        if definition.buckets > 1 and not set(definition.bucket_key or ()) <= named:
+            raise UnsupportedOperation(
+                "Rows with the same values may be in different buckets, which are written apart, so an index of this"
+                " table is unique only if it has all columns of the bucket key.",
+                index=name,
+                bucket_key=list(definition.bucket_key or ()),
+            )
+        indexes = msgspec.structs.replace(indexes, known=[*others, msgspec.structs.replace(made, unique=True)])
     return msgspec.structs.replace(definition.options, indexes=indexes)
 
 

@@ -112,6 +112,17 @@ def row_key_of(entry: bytes, value: bytes) -> bytes:
     raise CorruptData("An entry of an index is damaged; run `kvstore check`.", entry=entry.hex())
 
 
+def code_of(entry: bytes, value: bytes) -> bytes:
+    """The code of an entry's columns, or its first :data:`CODE_BYTES_MAX` bytes.
+
+    Raises:
+        CorruptData: It is no entry.
+    """
+    key = row_key_of(entry, value)
+    (length,) = _LENGTH.unpack_from(value)
+    return entry[_HEAD_BYTES : -_DIGEST_BYTES if length == _LONG else len(entry) - len(key) + len(ROW)]
+
+
 def index_of(entry: bytes, value: bytes) -> int:
     """The secondary index that an entry belongs to.
 
