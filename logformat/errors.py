@@ -16,6 +16,7 @@
     │   ├── OffsetOutOfRange        the log does not have that offset
     │   ├── RowsRefused             some rows of a writer were refused; all others were written
     │   ├── TransactionConflict     a row that a transaction has read is another one now: run it again
+    │   ├── UniqueViolation         another row has a value of which a unique index allows one
     │   ├── NotAStore               the directory holds no store
     │   ├── StoreClosed             open the store again
     │   └── ForkedStore             open the store in this process
@@ -193,6 +194,28 @@ class ReplicaBehind(Unavailable):
 
 class TransactionConflict(InvalidRequest):
     """A row that a transaction has read, or expects, is another one now. Nothing of it was written."""
+
+
+class UniqueViolation(InvalidRequest):
+    """Another row has values of which a unique index allows one. Nothing was written.
+
+    Attributes:
+        index: Name of the index.
+        value: What the row has in the column of the index; of several columns a tuple.
+        key: Key of the row that is there; of several columns a tuple.
+    """
+
+    @property
+    def index(self) -> Any:  # noqa: D102
+        return self.where.get("index")
+
+    @property
+    def value(self) -> Any:  # noqa: D102
+        return self.where.get("value")
+
+    @property
+    def key(self) -> Any:  # noqa: D102
+        return self.where.get("key")
 
 
 class Conflict(StoreError):

@@ -27,9 +27,10 @@ from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog import edits, image, store_file
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, Epoch, Offset, SchemaId, next_sequence
-from logformat.log import batch, index_state, published_end, segment, sparse_index, writer_entry
+from logformat.log import batch, entries_record, index_state, published_end, segment, sparse_index, writer_entry
 from logformat.replica import manifest as replica_told, object_file as replica_object
-from logformat.rows import rows, schema as schemas
+from logformat.rows import entries, rows, schema as schemas
+from logformat.rows.keys import KeyCodec
 from tests.documents import (
     DIGITS,
     FORMAT,
@@ -93,6 +94,10 @@ def decoded_merge(_: bytes) -> dict[str, Any]:
     assert found.merging is not None
     names = ("row_count", "digest", "last_timestamp", "next_count", "uncounted_ms", "back_offset")
     return {name: getattr(found.merging, name) for name in names} | {"merged_offset": found.merging.applied_offset}
+
+
+def decoded_entries_record(data: bytes) -> dict[str, Any]:
+    return entries_record.decode(3, data)._asdict() | {"index_id": 3}
 
 
 def decoded_remembered(_: bytes) -> dict[str, Any]:
@@ -242,6 +247,10 @@ STORED = [
         *("Merge of a state record", index_state.MERGING, decoded_merge, lambda data: data),
         *("State record of version 3", 104),
     ),
+    Stored(
+        *("Record of entries", entries_record.LAYOUT, decoded_entries_record),
+        *(lambda data: entries_record.encode(3, entries_record.decode(3, data)), "Record of entries"),
+    ),
     Stored("PUBLISHED", published_end.LAYOUT, decoded_published, lambda data: data, "PUBLISHED"),
     Stored("Row", ROW_HEAD, decoded_row, lambda _: encoded_row(), "Row"),
     Stored("Catalog edit", edits.HEAD, decoded_edit, lambda d: edits.encode(edits.decode(d)), "Catalog edit"),
@@ -261,6 +270,14 @@ def test_references_in_the_code_name_a_section() -> None:
             references |= {found[1]} if found else set()
     assert references
     assert references <= set(FORMAT.sections)
+
+
+def test_the_code_encodes_the_entry_of_a_secondary_index() -> None:
+    codes = entries.codes_of([pa.array(["a@x"]), pa.array([None], pa.int16())]).to_list()
+    keys = KeyCodec([pa.field("id", pa.int64(), False)]).encode([pa.array([5])]).to_list()
+    section = FORMAT.sections["Entries of a secondary index"]
+    [value] = re.findall(r"^The value is `(.+)`\.$", section, re.MULTILINE)
+    assert entries.entries_of(3, codes, keys) == ([FORMAT.dump("Entry")], [bytes.fromhex(value)])
 
 
 @every_stored

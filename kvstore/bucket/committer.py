@@ -486,6 +486,7 @@ class Committer:
         if definition is not self._path.definition:
             self._path.use(definition)
             self._changed()
+        self._make_entries()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
                 bucket = self._context.place.identity.bucket_id
@@ -495,6 +496,16 @@ class Committer:
             self._path.roll()
             self._changed()
         self._prepared = now
+
+    def _make_entries(self) -> None:
+        """Make entries of secondary indexes that were created since, or that the index has lost."""
+        if self._path.are_entries_due():
+            while not self.memtable.is_merged:
+                self._merge_slice(1.0)
+            try:
+                self._path.make_entries()
+            except lmdb.Error as error:
+                raise write_refusal(error, self._context.place.index) from error
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         outcomes = self._applied(group)

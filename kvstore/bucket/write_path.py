@@ -35,6 +35,8 @@ from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
+from kvstore.indexing.entries import TableEntries, are_entries_due, make_entries
+from kvstore.indexing.unique import UniqueIndexes
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
@@ -121,6 +123,9 @@ class WritePath:
         """Take over a newer definition of the table."""
         self.definition = definition
         self._layout = layout_of(definition)
+        self.memtable.entries = TableEntries.of(definition)
+        self._unique = UniqueIndexes.of(definition, self.memtable.index)
+        self._has_entries = False
 
     @property
     def state(self) -> IndexState:
@@ -175,6 +180,10 @@ class WritePath:
         if (first := self._first_answer(request, timestamp, decided=decided)) is not None:
             return first
         has_key = self.definition.primary_key is not None
+        if self._unique is not None:
+            # What is decided was tested before, and is never refused.
+            encoded = self._merge_stored(request, timestamp, self._unique if not decided else None)
+            return _applied(encoded)
         encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)
 
@@ -218,9 +227,28 @@ class WritePath:
         while True:
             try:
                 self.memtable.merge_slice(share)
-                return
+                break
             except lmdb.MapFullError:
                 self.grow()
+        if not self.memtable.is_merging:
+            self._forget_newer()
+
+    def are_entries_due(self) -> bool:
+        """Whether :meth:`make_entries` has to be called before anything else is written."""
+        if not self._has_entries:
+            with self.memtable.index.view() as view:
+                self._has_entries = not are_entries_due(self.definition, view)
+        return not self._has_entries
+
+    def make_entries(self) -> None:
+        """Make the entries of secondary indexes that the index of the bucket lacks; everything published is merged.
+
+        Raises:
+            StoreFull, lmdb.Error: See :meth:`Index.commit`.
+            CorruptData: A row is damaged.
+        """
+        make_entries(self.definition, self.memtable.index, self.grow)
+        self._has_entries = True
 
     def roll(self) -> None:
         """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""
@@ -287,6 +315,7 @@ class WritePath:
 
     def _replay(self, batches: Sequence[LogBatch], changes: Sequence[FinalChanges]) -> None:
         """Replay batches of one schema."""
+        self._forget_newer()
         if self.definition.primary_key is None:
             effect = Effect(sum(batch.record_count for batch in batches))
         else:
@@ -310,6 +339,10 @@ class WritePath:
         if not self.memtable.is_merged or end != (state.synced_base, state.synced_position, state.synced_offset):
             self._begin_merge()
             self._merge_all()
+
+    def _forget_newer(self) -> None:
+        if self._unique is not None:
+            self._unique.forget()
 
     def _now_ms(self) -> int:
         """Commit timestamp of a batch that is applied now.
@@ -356,6 +389,8 @@ class WritePath:
         options = self.definition.options
         has_key = self.definition.primary_key is not None
         is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
+        if self._unique is not None:
+            return False
         looks = options.skip_identical_updates or request.skips_identical
         return is_whole and isinstance(self._engine_of(request), LastRow) and not looks
 
@@ -369,7 +404,7 @@ class WritePath:
     def _begin_small(self, requests: Sequence[Request | SmallRequest]) -> Iterator[Applied]:
         """Apply requests that are few rows together, from the first on, until one needs the long way."""
         writes = small_writes(self.definition)
-        if writes is None or not writes.fit(requests):
+        if writes is None or self._unique is not None or not writes.fit(requests):
             return
         for request in requests:
             timestamp = self._now_ms()
@@ -434,8 +469,12 @@ class WritePath:
         batches = self._batches(requests, timestamp, rows, change_types, ends)
         return batches, list(map(self._encoded, batches)), digest_of(old_hashes)
 
-    def _merge_stored(self, request: Request, timestamp: int) -> EncodedBatch:
-        """Apply operations whose result depends on the stored rows; these change last."""
+    def _merge_stored(self, request: Request, timestamp: int, unique: UniqueIndexes | None = None) -> EncodedBatch:
+        """Apply operations whose result depends on the stored rows; these change last.
+
+        Raises:
+            UniqueViolation: Nothing was changed.
+        """
         if request.grouping is None:
             request = replace(request, grouping=grouped(self._layout, request.changes.rows))
         assert request.grouping is not None
@@ -460,8 +499,16 @@ class WritePath:
         put, removed = changed & (final >= 0), changed & (final < 0)
         schema_id = self.definition.schema_id
         new_values, new_hashes = self._layout.encode_values(take_rows(merged.pool, final[put]), sums[put], schema_id)
-        self.memtable.put(list(compress(listed, put)), new_values.to_list())
-        self.memtable.delete(list(compress(listed, removed)))
+        keys_put, rows_put, keys_removed = (
+            list(compress(listed, put)),
+            new_values.to_list(),
+            [*compress(listed, removed)],
+        )
+        if unique is not None:
+            rows_now = dict(zip(keys_put, rows_put, strict=True))
+            unique.check(rows_now, keys_removed, self.memtable.newer, self.memtable.get)
+        self.memtable.put(keys_put, rows_put)
+        self.memtable.delete(keys_removed)
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]
         digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
@@ -606,6 +653,7 @@ class WritePath:
 
     def _load(self) -> None:
         self.memtable.drop()
+        self._forget_newer()
         with self.memtable.view() as view:
             self._state = view.state()
             self._writers = WriterStates(view.writers())

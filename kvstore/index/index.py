@@ -1,8 +1,9 @@
 """Index of one bucket: rows by key, writers, and the state, all changed in one transaction.
 
-Keys of the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``02`` rows.
+Keys of the environment's one database (docs/format.md, Index): ``00`` the state, ``01`` writers, ``01 80`` and
+``01 81`` entries of secondary indexes, ``02`` rows.
 
-Rows, writers and state change in one transaction, so they can't diverge. The thread that begins it ends it.
+Rows, entries, writers and state change in one transaction, so they can't diverge. The thread that begins it ends it.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ from kvstore.index.mapped import MappedFile
 from kvstore.index.space import IndexSpace, space_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
-from logformat.log import index_state, writer_entry
+from logformat.log import entries_record, index_state, writer_entry
+from logformat.log.entries_record import NOT_WHOLE, EntriesRecord
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
+from logformat.rows import entries
+from logformat.rows.entries import ENTRIES, RECORDS
 from logformat.rows.keys import ROW
 
 _STATE = b"\x00"
@@ -80,7 +84,7 @@ class View:
             CorruptData: An entry or its key is damaged.
         """
         writers = {}
-        for key, value in self._between(_AFTER_STATE, ROW):
+        for key, value in self._between(_AFTER_STATE, RECORDS):
             if len(key) != _WRITER_KEY.size or key[:1] != _WRITER:
                 raise CorruptData("An index has an unknown key; run `kvstore check`.", key=key.hex())
             writer_id = WriterId(_WRITER_KEY.unpack(key)[1])
@@ -197,8 +201,41 @@ class View:
             return cursor.key() if cursor.set_range(key) else None
 
     def row_count(self) -> int:
-        """Number of rows, as the tree has them."""
-        return int(self._transaction.stat()["entries"]) - sum(1 for _ in self._between(_STATE, ROW))
+        """Number of rows, as the tree has them.
+
+        Raises:
+            CorruptData: A record of entries is damaged.
+        """
+        others = sum(1 for _ in self._between(_STATE, ENTRIES))
+        others += sum(record.entry_count for record in self.entries_records().values())
+        return int(self._transaction.stat()["entries"]) - others
+
+    def entries_records(self) -> dict[int, EntriesRecord]:
+        """How far the entries of each secondary index are, by its id.
+
+        Raises:
+            CorruptData: A record is damaged.
+        """
+        return _entries_records(self._transaction)
+
+    def has_entries(self, index_id: int) -> bool:
+        """Whether the entries of a secondary index are those of all rows that the index has.
+
+        Raises:
+            CorruptData: Its record, or the state, is damaged.
+        """
+        record = self._transaction.get(entries.record_key(index_id))
+        if record is None:
+            return False
+        return entries_record.decode(index_id, record).applied_offset == View.state(self).applied_offset
+
+    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
+        return self._between(start, stop)
+
+    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
+        """Keys and rows that the view has and the index lacks, in key order, empty if deleted; None for no such."""
+        return None
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""
@@ -252,6 +289,8 @@ class Index:
         self._transaction: Transaction | None = None
         self._page_bytes = self._leaf_pages = 0
         self._touched = 0
+        self._has_changed_rows = False
+        self._noted: dict[int, tuple[int, bool] | None] = {}
         self._committed: tuple[int, IndexState] | None = None
 
     def committed_state(self) -> IndexState:
@@ -288,10 +327,15 @@ class Index:
         with self._writable().cursor() as cursor:
             replaced = _or_empty(map(cursor.replace, keys, values))
         self._touched += len(keys)
+        self._has_changed_rows = True
         return replaced
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows. Keys are sorted and unique."""
+        self._put(keys, values)
+        self._has_changed_rows = True
+
+    def _put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         transaction = self._writable()
         if len(keys) < _CURSOR_KEYS_MIN:
             for key, value in zip(keys, values, strict=True):
@@ -309,7 +353,29 @@ class Index:
         """
         transaction = self._writable()
         self._touched += len(keys)
+        self._has_changed_rows = True
         return _or_empty(map(transaction.pop, keys))
+
+    def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Remove entries of secondary indexes, and store others. Keys are unique, and best sorted."""
+        transaction = self._writable()
+        for key in removed:
+            transaction.delete(key)
+        self._touched += len(removed)
+        self._put(keys, values)
+
+    def note_entries(self, index_id: int, count: int, *, are_whole: bool) -> None:
+        """Say how many entries a secondary index has with the next commit, and whether they are those of all rows.
+
+        Of one for which this is not said, the entries are no use any more if the commit changes rows.
+        """
+        self._writable()
+        self._noted[index_id] = count, are_whole
+
+    def forget_entries(self, index_id: int) -> None:
+        """Remove the record of a secondary index whose entries are all removed."""
+        self._writable()
+        self._noted[index_id] = None
 
     def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
         """Store a writer's entry; None removes it."""
@@ -334,6 +400,7 @@ class Index:
         """
         transaction = self._writable()
         transaction.put(_STATE, index_state.encode(state))
+        self._put_entries_records(transaction, state)
         is_large = self.dirty_bytes() >= writeback.BYTES_MIN
         directory = self.environment.directory
         with (
@@ -342,6 +409,21 @@ class Index:
         ):
             transaction.commit()
         self._transaction = None
+
+    def _put_entries_records(self, transaction: Transaction, state: IndexState) -> None:
+        known = _entries_records(transaction)
+        for index_id, noted in self._noted.items():
+            key = entries.record_key(index_id)
+            if noted is None:
+                transaction.delete(key)
+            else:
+                offset = state.applied_offset if noted[1] else NOT_WHOLE
+                transaction.put(key, entries_record.encode(index_id, EntriesRecord(offset, noted[0])))
+        for index_id, record in known.items():
+            is_right = record.applied_offset == state.applied_offset and not self._has_changed_rows
+            if index_id not in self._noted and not is_right and record.applied_offset != NOT_WHOLE:
+                useless = EntriesRecord(NOT_WHOLE, record.entry_count)
+                transaction.put(entries.record_key(index_id), entries_record.encode(index_id, useless))
 
     def abort(self) -> None:
         """Discard uncommitted changes."""
@@ -421,7 +503,16 @@ class Index:
             found = self._transaction.stat()
             self._page_bytes, self._leaf_pages = found["psize"], found["leaf_pages"]
             self._touched = 0
+            self._has_changed_rows, self._noted = False, {}
         return self._transaction
+
+
+def _entries_records(transaction: Transaction) -> dict[int, EntriesRecord]:
+    cursor = transaction.cursor()
+    if not cursor.set_range(RECORDS) or cursor.key() >= ENTRIES:
+        return {}
+    pairs = ((entries.id_of_record(key), value) for key, value in _until(cursor.iternext(), ENTRIES))
+    return {index_id: entries_record.decode(index_id, value) for index_id, value in pairs}
 
 
 def _until_full(pairs: Iterator[tuple[bytes, bytes]], rows: int) -> list[tuple[bytes, bytes]]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, compress
 from math import ceil
+from typing import Protocol
 
 import numpy as np
 
@@ -73,6 +74,22 @@ class Published:
         return Run.of(*_in_order(self.rows))
 
 
+class MovedEntries(Protocol):
+    """Entries that change with the rows of an index."""
+
+    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        """Change them in the open transaction that stores rows.
+
+        Args:
+            index: Its last commit has the rows that are replaced.
+            keys: Of the rows, sorted, each once.
+            rows: The row that each key has now; empty if it has none.
+
+        Raises:
+            CorruptData: A row is damaged.
+        """
+
+
 class _Merge:
     """What is merged: everything that was published at one moment.
 
@@ -96,20 +113,24 @@ class _Merge:
         """Which part of the rows is in the index."""
         return self._place / len(self._order) if len(self._order) else 1.0
 
-    def store(self, index: Index, share: float, before: IndexState) -> None:
+    def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> None:
         """Store the next slice.
 
         Args:
             share: See :meth:`Memtable.merge_slice`.
             before: The state of the index before the merge.
+            entries: See :attr:`Memtable.entries`.
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
+            CorruptData: See :meth:`MovedEntries.move`. The same.
         """
         keys, rows = self._slice(share)
         end = self._place + len(keys)
         is_last = end == len(self._order)
         try:
+            if entries is not None:
+                entries.move(index, keys, rows)
             if all(rows):
                 index.put(keys, rows)
             else:
@@ -143,11 +164,13 @@ class Memtable:
 
     Attributes:
         index: The argument.
+        entries: What changes with the rows of the index; None for a table without secondary indexes.
         published: What every reader sees; replaced as a whole.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
+        self.entries: MovedEntries | None = None
         self._pending = Layers[bytes, bytes]()
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -255,6 +278,10 @@ class Memtable:
         rows = iter(found.to_list())
         return [next(rows) if length else b"" for length in lengths.tolist()]
 
+    def newer(self) -> dict[bytes, bytes]:
+        """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
+        return Layers((*self._pending.dicts, *self.published.rows.dicts)).all()
+
     def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         """Store rows, pending."""
         self._pending = self._pending.added(dict(zip(keys, rows, strict=True)), in_place=True)
@@ -323,10 +350,11 @@ class Memtable:
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. The slice is not stored.
+            CorruptData: See :meth:`MovedEntries.move`. The same.
         """
         merge = self._merge
         assert merge is not None
-        merge.store(self.index, share, self._tree)
+        merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
             self._merge, self._tree = None, merge.state
             with self._lock:

@@ -14,6 +14,7 @@ from kvstore.memtable.run import Run, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
+from logformat.log.entries_record import EntriesRecord
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.keys import ROW
@@ -116,6 +117,23 @@ class NewerView(View):
     def first_from(self, key: bytes) -> bytes | None:
         """See :meth:`View.first_from`."""
         return next((rows.keys()[0] for rows in self.found(1, key)), None)
+
+    def entries_records(self) -> dict[int, EntriesRecord]:
+        """See :meth:`View.entries_records`."""
+        return self._tree.entries_records()
+
+    def has_entries(self, index_id: int) -> bool:
+        """See :meth:`View.has_entries`."""
+        return self._tree.has_entries(index_id)
+
+    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See :meth:`View.entries`."""
+        return self._tree.entries(start, stop)
+
+    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
+        """See :meth:`View.newer`."""
+        run = self._run()
+        return run.keys, run.rows
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -43,6 +44,7 @@ from logformat.catalog.edits import (
     Payload,
     RenameTable,
     ReportReplica,
+    SecondaryIndex,
     SetConsumer,
     TableOptions,
     TellReplica,
@@ -110,6 +112,11 @@ class TableDefinition:
     def schemas_now(self) -> dict[SchemaId, pa.Schema]:
         """Stored columns by schema id, as they are called now."""
         return {id: schemas.named_as(schema, self.stored) for id, schema in self.schemas.items()}
+
+    @property
+    def indexes(self) -> Sequence[SecondaryIndex]:
+        """Secondary indexes, in the order in which they were created."""
+        return self.options.indexes.known if self.options.indexes else ()
 
     def is_altered(self, schema_id: SchemaId) -> bool:
         """Whether a schema has the columns of the one before, and only other names or more dropped columns."""

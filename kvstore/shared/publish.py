@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import UNSET, structs
+
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.named_writers import TRANSACTION
@@ -104,7 +106,7 @@ def _created_from(definition: TableDefinition) -> CreateTable:
         primary_key=None if definition.primary_key is None else list(definition.primary_key),
         buckets=definition.buckets,
         bucket_key=None if definition.bucket_key is None else list(definition.bucket_key),
-        options=definition.options,
+        options=structs.replace(definition.options, indexes=UNSET),  # they are of what is on this machine
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import EllipsisType
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ from kvstore.arguments import column_names
 from kvstore.store.runtime import StoreRuntime
 from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven
-from kvstore.table.definition import added_fields, altered_options, new_names
+from kvstore.table.definition import added_fields, altered_options, new_names, with_index, without_index
 from logformat.catalog.edits import DeleteBehavior
 from logformat.log.arrow_message import Compression
 
@@ -106,11 +105,57 @@ class AlteredTables:
         """
         self._session.check_writable()
         definition = self.runtime.definition(name)
-        altered = partial(
-            altered_options,
-            key=definition.primary_key,
-            retention=retention,
-            compression=compression,
-            delete_behavior=delete_behavior,
-        )
-        self.runtime.alter_table(definition, altered)
+        given = {"retention": retention, "compression": compression, "delete_behavior": delete_behavior}
+        self.runtime.alter_table(definition, lambda now: altered_options(now.options, now.primary_key, **given))
+
+    def create_index(
+        self,
+        table: str,
+        name: str,
+        columns: Sequence[str] | str,
+        unique: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Create a secondary index, by which :meth:`kvstore.Table.find` finds rows without reading all.
+
+        It is kept with each write from then on. This process becomes the writer of all buckets of the table, and writes
+        wait while the entries of their bucket are made. If that ends early, the next write of the bucket makes them,
+        and until then rows are found by a scan.
+
+        Args:
+            name: Up to 255 bytes of printable text, which no other index of the table has.
+            columns: Its columns, of any type but lists, maps and structs, in this order: the index finds rows by the
+                first ones of them.
+            unique: Whether no two rows may have the same values, unless one is null. A write that would leave two
+                raises UniqueViolation, and nothing of it is written. In a table of several buckets the index has to
+                have all columns of the bucket key.
+            progress: Called with the number of buckets that are done, and of all.
+
+        Raises:
+            NoSuchTable: There is none of that name.
+            UniqueViolation: Two rows have the same values. There is no index.
+            InvalidRequest: The name or a column is not possible, or there is an index of that name. Nothing was
+                written.
+            UnsupportedOperation: It is a log table, or has several buckets and can't have such a unique index.
+            StoreLocked: Another process writes the table. Nothing was written.
+            StoreFull, LogFailed: The disk refuses. There may be an index without entries; see above.
+            CorruptData: A row is damaged. The same.
+        """
+        self._session.check_writable()
+        definition = self.runtime.definition(table)
+        with_index(definition, name, columns, unique)  # what is wrong is found before the buckets are taken
+        report = progress if progress is not None else lambda _done, _total: None
+        self.runtime.create_index(definition, lambda now: with_index(now, name, columns, unique), report)
+        if unique and (found := self.runtime.duplicate(definition, name)) is not None:
+            self.drop_index(table, name)
+            raise found
+
+    def drop_index(self, table: str, name: str) -> None:
+        """Drop a secondary index of a table. Its entries are removed with the next write of each bucket.
+
+        Raises:
+            NoSuchTable: There is no table of that name.
+            InvalidRequest: It has no such index. Nothing was written.
+        """
+        self._session.check_writable()
+        self.runtime.alter_table(self.runtime.definition(table), lambda now: without_index(now, name))

@@ -21,6 +21,8 @@ from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
 from kvstore.index.index import View
+from kvstore.indexing.entries import different_entries
+from kvstore.indexing.unique import duplicate
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
@@ -170,6 +172,10 @@ def _check(
         if state.merging is None:
             row_bytes = _index_bytes(handle) / max(1, state.row_count)
             compare_rows(view, state, definition, report, lambda rows: verified(int(rows * row_bytes)))
+            report.findings += different_entries(definition, view)
+            for each in definition.indexes:
+                if each.unique and view.has_entries(each.index_id) and duplicate(definition, each, view) is not None:
+                    report.findings.append(f"two rows have the same values in the unique index {each.name}")
             return
     # The index has some changes that its state has not: the rows with all of them are compared with the log.
     with handle.latest() as view:

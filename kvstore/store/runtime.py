@@ -34,8 +34,10 @@ from kvstore.errors import (
     NotAStore,
     StoreClosed,
     StoreError,
+    UniqueViolation,
 )
 from kvstore.index.open_readers import OpenReaders
+from kvstore.indexing.unique import duplicate, violation
 from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
@@ -317,7 +319,40 @@ class StoreRuntime:
         self._directories.create(table, rows, Replaced(replaced.id, turn))
         self._forget(replaced.id, opened)
 
-    def alter_table(self, definition: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
+    @uninterrupted
+    def create_index(
+        self,
+        definition: TableDefinition,
+        altered: Callable[[TableDefinition], TableOptions],
+        progress: Callable[[int, int], object],
+    ) -> None:
+        """Change the secondary indexes of a table, and make entries in all buckets.
+
+        Args:
+            progress: Called with the number of buckets that are done, and of all.
+        """
+        handles = self.open_table(definition).handles
+        for handle in handles:
+            handle.write()
+        self.alterations.alter(definition, altered)
+        for done, handle in enumerate(handles):
+            progress(done, len(handles))
+            handle.settle()
+        progress(len(handles), len(handles))
+
+    def duplicate(self, definition: TableDefinition, index: str) -> UniqueViolation | None:
+        """Two rows of a table that have the same values in an index, as an error; None if there are none."""
+        opened = self.open_table(definition)
+        now = self.catalog().tables[definition.id]
+        [unique] = [each for each in now.indexes if each.name == index]
+        for handle in opened.handles:
+            with handle.indexed() as view:
+                found = duplicate(now, unique, view)
+            if found is not None:
+                return violation(now, unique, *found)
+        return None
+
+    def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
         self.alterations.alter(definition, altered)
         opened = self._tables.get(definition.id)

@@ -10,11 +10,12 @@ import dataclasses
 import datetime as dt
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
+from msgspec import UNSET, structs
 from msgspec.structs import asdict
 
 from kvstore.arguments import column_names, integer, integer_within, path_of, printable, shown
@@ -47,7 +48,7 @@ from kvstore.store.read_store import ReadStore
 from kvstore.store.session import Session
 from kvstore.store.snapshot import StoreSnapshot
 from kvstore.table.declared_schema import SchemaGiven, schema_of
-from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, options_of
+from kvstore.table.definition import BUCKETS_MAX, bucket_key_of, indexes_like, options_of
 from kvstore.table.read_table import ReadTable
 from kvstore.table.table import Table
 from kvstore.transaction.transaction import Transaction
@@ -127,13 +128,16 @@ def table_like(table: TableDefinition, schema: SchemaGiven, key: Sequence[str] |
         InvalidRequest: The options are not possible with these columns.
     """
     options = asdict(table.options) | {"retention": None, "merge_engine": engine_of(table.options.merge_engine)}
+    del options["indexes"]
     if (retention_ms := options.pop("retention_ms")) is not None:
         options["retention"] = dt.timedelta(milliseconds=retention_ms)
     if key is None:
         options = {name: options[name] for name in ("compression", "retention")}
     names = dict(zip(table.primary_key or (), key or (), strict=True))
     bucket_key = None if table.bucket_key is None else [names.get(name, name) for name in table.bucket_key]
-    return new_table(table.name, schema, key, buckets=table.buckets, bucket_key=bucket_key, **options)
+    made = new_table(table.name, schema, key, buckets=table.buckets, bucket_key=bucket_key, **options)
+    indexes = UNSET if key is None else indexes_like(table, schemas.from_json(made.columns))
+    return structs.replace(made, options=structs.replace(made.options, indexes=indexes))
 
 
 def open_reader(path: str | os.PathLike[str]) -> Store:
@@ -206,6 +210,7 @@ class Store(AlteredTables, ReadStore):
         skip_identical_updates: bool = False,
         compression: Compression = "lz4",
         retention: dt.timedelta | None = None,
+        indexes: Mapping[str, Sequence[str] | str] | None = None,
     ) -> Table:
         """Create a table.
 
@@ -230,6 +235,7 @@ class Store(AlteredTables, ReadStore):
             retention: Segments of the changelog are removed once all their changes are older than this; rows stay, and
                 so do changes that recovery or a registered consumer needs. If None, all are kept. See also the
                 setting ``log_bytes_max``.
+            indexes: Columns of secondary indexes, by the name of each; see :meth:`create_index`.
 
         Raises:
             TableExists: There is a table of that name. Nothing was written.
@@ -249,6 +255,7 @@ class Store(AlteredTables, ReadStore):
             auto_increment=auto_increment,
             skip_identical_updates=skip_identical_updates,
             retention=retention,
+            indexes=indexes,
         )
         self.runtime.create_table(table)
         return self.table(name)

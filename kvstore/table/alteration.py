@@ -74,9 +74,9 @@ class Alterations:
         """Drop columns; see :meth:`kvstore.Store.drop_columns`."""
         self._append(table, lambda _, now: _dropped(now, names))
 
-    def alter(self, table: TableDefinition, altered: Callable[[TableOptions], TableOptions]) -> None:
+    def alter(self, table: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change the options of a table; see :meth:`kvstore.Store.alter_table`."""
-        self._append(table, lambda _, now: AlterTable(table_id=now.id, options=altered(now.options)))
+        self._append(table, lambda _, now: AlterTable(table_id=now.id, options=altered(now)))
 
     def _append(
         self, table: TableDefinition, decide: Callable[[CatalogState, TableDefinition], DefinitionEdit]
@@ -113,6 +113,11 @@ def _dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:
         if needed := [name for name in names if name in used]:
             raise InvalidRequest(
                 f"A column of {kind} can't be dropped; copy the rows into another table.", columns=needed
+            )
+    for index in now.indexes:
+        if needed := [name for name in names if now.stored.names.index(name) in index.columns]:
+            raise InvalidRequest(
+                "A column of an index can't be dropped; drop_index() first.", columns=needed, index=index.name
             )
     if set(now.schema.names) <= set(names):
         raise InvalidRequest("A table keeps at least one column; see drop_table().", columns=list(names))

@@ -9,10 +9,11 @@ from typing import Any, get_args
 import msgspec
 import pyarrow as pa
 
-from kvstore.arguments import column_names, shown
+from kvstore.arguments import column_names, printable, shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.meta.state import TableDefinition
 from kvstore.table.declared_schema import schema_of
-from logformat.catalog.edits import ChangelogImage, DeleteBehavior, TableOptions
+from logformat.catalog.edits import ChangelogImage, DeleteBehavior, SecondaryIndex, SecondaryIndexes, TableOptions
 from logformat.rows import schema as schemas
 from merge_engines.aggregate import Aggregate
 from merge_engines.engine import MergeEngine
@@ -20,6 +21,7 @@ from merge_engines.last_row import LastRow
 from merge_engines.spec import engine_given, engine_of, spec_of
 
 BUCKETS_MAX = 1024
+INDEXES_MAX = 64
 _MILLISECOND = dt.timedelta(milliseconds=1)
 _COMPRESSIONS = (None, "lz4", "zstd")
 _ID_TYPES = (pa.int32(), pa.int64())
@@ -37,6 +39,7 @@ def options_of(
     auto_increment: Any = None,
     skip_identical_updates: Any = False,
     retention: Any = None,
+    indexes: Any = None,
 ) -> TableOptions:
     """The options of a new table.
 
@@ -55,6 +58,7 @@ def options_of(
     if not isinstance(skip_identical_updates, bool):
         raise InvalidRequest("skip_identical_updates is True or False.", given=shown(skip_identical_updates))
     if key is None:
+        indexes_of(schema, key, indexes)
         given = (
             engine != LastRow(),
             changelog_image != "full",
@@ -80,6 +84,7 @@ def options_of(
         auto_increment=auto_increment,
         skip_identical_updates=skip_identical_updates,
         retention_ms=retention_ms,
+        indexes=indexes_of(schema, key, indexes),
     )
 
 
@@ -105,6 +110,98 @@ def altered_options(
     if not changed:
         raise InvalidRequest("Nothing is to be changed; give retention, compression or delete_behavior.")
     return msgspec.structs.replace(options, **changed)
+
+
+def indexes_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> SecondaryIndexes | msgspec.UnsetType:
+    """The secondary indexes that a new table has.
+
+    Args:
+        schema: Its columns, as they are stored.
+        key: Names of the key's columns; None for a log table.
+        given: The columns of each, by its name; None for none.
+
+    Raises:
+        InvalidRequest: A name or a column is not possible.
+    """
+    if given is None:
+        return msgspec.UNSET
+    if not isinstance(given, Mapping):
+        raise InvalidRequest("`indexes` is a dict from an index's name to its columns.", given=shown(given))
+    found: SecondaryIndexes | msgspec.UnsetType = msgspec.UNSET
+    for name, columns in given.items():
+        found = _with_index(found, schema, key, name, columns)
+    return found
+
+
+def with_index(definition: TableDefinition, name: Any, columns: Any, unique: Any) -> TableOptions:
+    """The options of a table with one more secondary index.
+
+    Raises:
+        InvalidRequest: A name or a column is not possible, or there is an index of that name.
+        UnsupportedOperation: It can't be unique, since rows with the same values may be in different buckets.
+    """
+    if not isinstance(unique, bool):
+        raise InvalidRequest("`unique` is True or False.", unique=shown(unique))
+    indexes = _with_index(definition.options.indexes, definition.stored, definition.primary_key, name, columns)
+    if unique:
+        *others, made = indexes.known
+        named = {definition.stored.field(place).name for place in made.columns}
+        if definition.buckets > 1 and not set(definition.bucket_key or ()) <= named:
+            raise UnsupportedOperation(
+                "Rows with the same values may be in different buckets, which are written apart, so an index of this"
+                " table is unique only if it has all columns of the bucket key.",
+                index=name,
+                bucket_key=list(definition.bucket_key or ()),
+            )
+        indexes = msgspec.structs.replace(indexes, known=[*others, msgspec.structs.replace(made, unique=True)])
+    return msgspec.structs.replace(definition.options, indexes=indexes)
+
+
+def without_index(definition: TableDefinition, name: Any) -> TableOptions:
+    """The options of a table without one of its secondary indexes.
+
+    Raises:
+        InvalidRequest: There is no index of that name.
+    """
+    indexes = definition.options.indexes
+    known = [each.name for each in definition.indexes]
+    if not indexes or name not in known:
+        raise InvalidRequest("The table has no such index.", index=shown(name), indexes=known)
+    kept = [each for each in indexes.known if each.name != name]
+    return msgspec.structs.replace(definition.options, indexes=msgspec.structs.replace(indexes, known=kept))
+
+
+def indexes_like(table: TableDefinition, schema: pa.Schema) -> SecondaryIndexes | msgspec.UnsetType:
+    """The secondary indexes of a table, for one with other columns; those of which it lacks a column are left out."""
+    if not table.options.indexes:
+        return msgspec.UNSET
+    known = []
+    for each in table.indexes:
+        names = [table.stored.field(place).name for place in each.columns]
+        if set(names) <= set(schema.names):
+            known.append(msgspec.structs.replace(each, columns=list(map(schema.names.index, names))))
+    return msgspec.structs.replace(table.options.indexes, known=known) if known else msgspec.UNSET
+
+
+def _with_index(
+    before: SecondaryIndexes | msgspec.UnsetType, stored: pa.Schema, key: Sequence[str] | None, name: Any, columns: Any
+) -> SecondaryIndexes:
+    if key is None:
+        raise UnsupportedOperation("A log table has no key, and so no index; create a table with a primary key.")
+    name, names = printable("name", name, schemas.NAME_BYTES_MAX), column_names("columns", columns)
+    known = before.known if before else []
+    if any(each.name == name for each in known):
+        raise InvalidRequest("The table has an index of that name; choose another, or drop it.", index=name)
+    there = schemas.without_dropped(stored)
+    if unknown := [column for column in names if column not in there.names]:
+        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=there.names)
+    if nested := [column for column in names if pa.types.is_nested(there.field(column).type)]:
+        raise InvalidRequest("An index can't be on lists, maps or structs; their values have no order.", columns=nested)
+    if len(known) >= INDEXES_MAX:
+        raise InvalidRequest(f"A table has at most {INDEXES_MAX} indexes; drop one.", index=name)
+    index_id = before.next_id if before else 1
+    made = SecondaryIndex(index_id=index_id, name=name, columns=list(map(stored.names.index, names)))
+    return SecondaryIndexes(next_id=index_id + 1, known=[*known, made])
 
 
 def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:

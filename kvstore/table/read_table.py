@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 
 from kvstore.errors import OffsetOutOfRange, StoreError
 from kvstore.history.versions import history_of
+from kvstore.indexing.conditions import conditions_of
+from kvstore.indexing.entries import columns_of
 from kvstore.meta.state import TableDefinition
 from kvstore.process.meter import GETS_TIMED
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
@@ -248,6 +250,40 @@ class ReadTable:
         definition = self._reading.keyed()
         span = span_of(definition, start, stop, prefix, reverse)
         return self._reading.rows(definition, columns, filter, limit, as_of, span)
+
+    @property
+    def indexes(self) -> dict[str, tuple[str, ...]]:
+        """Columns of each secondary index, by its name; see :meth:`kvstore.Store.create_index`."""
+        definition = self._reading.current()
+        return {each.name: tuple(columns_of(definition, each)) for each in definition.indexes}
+
+    def find(self, **columns: Any) -> pa.Table:
+        """The rows that have given values, found by a secondary index if one has the columns, otherwise by a scan.
+
+        The rows are those of :meth:`scan` with the same condition, as they are at the call, in the same order.
+
+        Args:
+            columns: For each column a value, such as ``mail="a@x"``, where None finds nulls; a list of values, of which
+                the row has one; or a range, a tuple of its two ends such as ``age=(18, 30)``, which both belong to it,
+                and of which one may be None. With several columns, rows have all of it.
+
+        Raises:
+            SchemaMismatch: There is no such column, its values have no order, or a value does not fit.
+            InvalidRequest: No column is given, or a range has not two ends.
+            UnsupportedOperation: It is a log table.
+            CorruptData: A row or an entry is damaged.
+        """
+        definition = self._reading.keyed()
+        return self._reading.found(definition, conditions_of(columns, definition.schema))
+
+    def find_one(self, **columns: Any) -> dict[str, Any] | None:
+        """The first row that :meth:`find` would return, as a dict; None if there is none.
+
+        Args:
+            columns: See :meth:`find`, also for errors.
+        """
+        found = self.find(**columns).slice(0, 1)
+        return next(iter(rows_of(found, found.schema)), None)
 
     def count(self) -> int:
         """Number of rows; for a log table, number of appended records.

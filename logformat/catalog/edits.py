@@ -40,8 +40,33 @@ class Payload(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         return shown_text(super().__repr__())
 
 
+class SecondaryIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An index of a table on some of its columns.
+
+    Attributes:
+        index_id: Of one table; none is given out twice, also not after a drop.
+        columns: Places of its columns in the stored schema, so they may be renamed.
+    """
+
+    index_id: int
+    name: str
+    columns: list[int]
+    unique: bool = False
+
+
+class SecondaryIndexes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The indexes of a table on other columns than its key, and the id of the next one."""
+
+    next_id: int
+    known: list[SecondaryIndex]
+
+
 class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Options of a table."""
+    """Options of a table.
+
+    Attributes:
+        indexes: Not there before the first index was created: an older version refuses a table that has it.
+    """
 
     merge_engine: str | dict[str, Any] = "last_row"
     changelog_image: ChangelogImage = "full"
@@ -50,6 +75,7 @@ class TableOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     auto_increment: str | None = None
     skip_identical_updates: bool = False
     retention_ms: int | None = None
+    indexes: SecondaryIndexes | msgspec.UnsetType = msgspec.UNSET
 
 
 class CreateTable(Payload, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from kvstore.meta import image
 from kvstore.meta.consumers import NamedConsumer, TableConsumers
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, OpenCommit, TableWriters
-from logformat.catalog.edits import TableOptions
+from logformat.catalog.edits import SecondaryIndex, SecondaryIndexes, TableOptions
 from logformat.catalog.image import counts_of
 from logformat.catalog.jobs import EndedTask, JobOptions, JobStatistics, JobStatus, OpenTask, SourceFile, TaskCounts
 from logformat.catalog.replicas import Finding, ReplicaStatus, Shipped, Stream
@@ -44,6 +44,7 @@ def test_every_field_of_the_state_comes_back_from_an_image(tmp_path: Path) -> No
     state: CatalogState = filler.of(CatalogState)
     assert filler.structs == {
         *(CatalogState, TableDefinition, TableOptions, TableWriters, NamedWriter, OpenCommit),
+        *(SecondaryIndex, SecondaryIndexes),
         *(TableConsumers, NamedConsumer, ReplicaStatus, Shipped, Finding, Stream),
         *(JobStatus, JobOptions, JobStatistics, OpenTask, SourceFile, TaskCounts, EndedTask),
     }

@@ -217,7 +217,7 @@ class TestAlterTable:
                 store.alter_table("t", retention=HOUR)
             else:
                 definition = store.runtime.definition("t")
-                store.runtime.alterations.alter(definition, lambda now: replace(now, retention_ms=3_600_000))
+                store.runtime.alterations.alter(definition, lambda now: replace(now.options, retention_ms=3_600_000))
                 table.upsert([{"k": 1, "v": 0}])
             wait_until(lambda: table.offsets()[0][0] > 0)
             store.alter_table("t", retention=None)

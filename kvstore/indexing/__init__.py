@@ -1,0 +1,1 @@
+"""Secondary indexes: entries that find rows by other columns than their key."""

@@ -1,0 +1,275 @@
+"""The entries of a table's secondary indexes in one bucket: moved with each merge, made for rows that are there.
+
+* Entries are of the rows that the bucket's index has. They change in the transaction that changes these rows.
+* Entries whose record does not say that they are whole are no use: they are made again before the next write.
+* Only the bucket's writer is here, in its turn (:mod:`kvstore.bucket.turn`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import compress, groupby, islice
+from operator import and_, ne
+from typing import Self
+
+import lmdb
+import numpy as np
+import pyarrow as pa
+
+from kvstore.index.index import Index, View
+from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
+from logformat.catalog.edits import SecondaryIndex
+from logformat.checksum import key_sums, mix
+from logformat.rows.entries import ENTRIES, between, codes_of, entries_of, index_of
+from logformat.rows.keys import ROW
+
+BUILD_ROWS = 1 << 18
+"""Entries of so many rows are made at a time, put in their order, and committed."""
+SCAN_ROWS = 1 << 15
+REMOVED_AT_A_TIME = 1 << 16
+
+
+class TableEntries:
+    """Entries of all secondary indexes of a table.
+
+    Args:
+        definition: The table's entry in the catalog; it has a primary key.
+    """
+
+    def __init__(self, definition: TableDefinition) -> None:
+        self.definition = definition
+        self.indexes = definition.indexes
+        self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
+        self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
+
+    @classmethod
+    def of(cls, definition: TableDefinition) -> Self | None:
+        """Those of a table; None if it has no secondary index."""
+        return cls(definition) if definition.indexes else None
+
+    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        """Change entries with rows, in the open transaction of the index that changes these.
+
+        Args:
+            index: Its last commit has the rows that are replaced.
+            keys: Of the rows, sorted, each once.
+            rows: The row that each key has now; empty if it has none.
+
+        Raises:
+            CorruptData: A row or a record is damaged. The transaction is to be aborted.
+        """
+        with index.view() as view:
+            counts = {id: record.entry_count for id, record in view.entries_records().items() if view.has_entries(id)}
+            known = [each for each in self.indexes if each.index_id in counts]
+            if not known:
+                return
+            column = BinaryColumn.from_list(keys)
+            there, old = view.find(column)
+        before = self._rows(column.take(np.flatnonzero(there)), old) if there.any() else None
+        stays = np.fromiter(map(bool, rows), bool, len(rows))
+        after = None
+        if stays.any():
+            after = self._rows(column.take(np.flatnonzero(stays)), BinaryColumn.from_list(list(filter(None, rows))))
+        removed: list[bytes] = []
+        added: dict[bytes, bytes] = {}
+        for each in known:
+            gone, new = self._changed(each, keys, _Side(there, before), _Side(stays, after))
+            removed += gone
+            added |= new
+            count = counts[each.index_id] + len(new) - len(gone)
+            index.note_entries(each.index_id, count, are_whole=True)
+        ordered = sorted(added)
+        index.move_entries(sorted(removed), ordered, list(map(added.__getitem__, ordered)))
+
+    def _changed(
+        self, each: SecondaryIndex, keys: Sequence[bytes], old: _Side, new: _Side
+    ) -> tuple[list[bytes], dict[bytes, bytes]]:
+        """Keys of the entries that go, and the entries that come."""
+        names = self._names[each.index_id]
+        before, after = old.codes(names), new.codes(names)
+        differs = list(map(ne, before, after))
+        removed, _ = entries_of(each.index_id, *_where(map(and_, differs, map(bool, before)), before, keys))
+        added = entries_of(each.index_id, *_where(map(and_, differs, map(bool, after)), after, keys))
+        return removed, dict(zip(*added, strict=True))
+
+    def _rows(self, keys: BinaryColumn, rows: BinaryColumn) -> pa.RecordBatch:
+        return layout_of(self.definition).decode_found(keys, rows, self._all_names)[0]
+
+    def codes(self, view: View, each: SecondaryIndex, start: bytes = ROW) -> Iterator[tuple[BinaryColumn, list[bytes]]]:
+        """Keys of the rows of a view from ``start`` on, in key order, and the codes of their columns.
+
+        Raises:
+            CorruptData: A row is damaged.
+        """
+        names = self._names[each.index_id]
+        for keys, rows in view.rows(SCAN_ROWS, start):
+            columns = layout_of(self.definition).decode_found(keys, rows, names)[0].columns
+            yield keys, codes_of(columns).to_list()
+
+
+def _where(flags: Iterable[bool], *columns: Sequence[bytes]) -> Iterator[list[bytes]]:
+    known = list(flags)
+    return (list(compress(column, known)) for column in columns)
+
+
+class _Side:
+    """Indexed columns of rows, before or after a change.
+
+    Args:
+        there: Whether each key has a row, bool ``(n,)``.
+        rows: Of those that have one; None if none has.
+    """
+
+    def __init__(self, there: np.ndarray, rows: pa.RecordBatch | None) -> None:
+        self._places = np.flatnonzero(there).tolist()
+        self._count = len(there)
+        self._rows = rows
+
+    def codes(self, names: Sequence[str]) -> list[bytes]:
+        """The code of each row, empty where there is none."""
+        if self._rows is None:
+            return [b""] * self._count
+        codes = codes_of([self._rows.column(name) for name in names]).to_list()
+        if len(codes) == self._count:
+            return codes
+        found = [b""] * self._count
+        for place, code in zip(self._places, codes, strict=True):
+            found[place] = code
+        return found
+
+
+def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
+    """Names of the columns of a secondary index, as they are called now."""
+    return [definition.stored.field(place).name for place in index.columns]
+
+
+def are_entries_due(definition: TableDefinition, view: View) -> bool:
+    """Whether entries have to be made, or removed, before the table's rows change."""
+    wanted = {each.index_id for each in definition.indexes}
+    return view.entries_records().keys() != wanted or not all(map(view.has_entries, wanted))
+
+
+def make_entries(
+    definition: TableDefinition,
+    index: Index,
+    grow: Callable[[], None],
+    progress: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Make the entries that an index lacks, of all its rows, and remove those of secondary indexes that are dropped.
+
+    It takes several commits. If it ends early, the next call removes what is not whole, and begins again.
+
+    Args:
+        index: Without an open transaction.
+        grow: Enlarges its map.
+        progress: Called with the number of rows of each part of which entries were made.
+
+    Raises:
+        CorruptData: A row is damaged.
+        StoreFull, lmdb.Error: See :meth:`Index.commit`.
+    """
+    with index.view() as view:
+        state = view.state()
+        wanted = {each.index_id: each for each in definition.indexes}
+        kept = set(filter(view.has_entries, wanted))
+
+    def commit(change: Callable[[], None]) -> None:
+        while True:
+            try:
+                change()
+                index.commit(state)
+                return
+            except lmdb.MapFullError:
+                index.abort()
+                grow()
+            finally:
+                index.abort()  # without effect after the commit
+
+    for id in _records(index).keys() - kept:
+        while id in _records(index):
+            commit(partial(_remove_some, index, id))
+    made = TableEntries(definition)
+    for id in wanted.keys() - kept:
+        count, start = 0, ROW
+        while start:
+            pairs, following = _some(made, index, wanted[id], start)
+            count += len(pairs)
+            commit(partial(_put, index, id, pairs, count, are_whole=not following))
+            progress(len(pairs))
+            start = following
+
+
+def _records(index: Index) -> dict[int, int]:
+    """How many entries each secondary index has that has any, or a record."""
+    with index.view() as view:
+        return {id: record.entry_count for id, record in view.entries_records().items()}
+
+
+def _remove_some(index: Index, id: int) -> None:
+    with index.view() as view:
+        keys = [key for key, _ in islice(view.entries(*between(id, b"", b"")), REMOVED_AT_A_TIME)]
+    index.move_entries(keys, [], [])
+    if len(keys) < REMOVED_AT_A_TIME:
+        index.forget_entries(id)
+    else:
+        index.note_entries(id, _records(index)[id] - len(keys), are_whole=False)
+
+
+def _some(
+    made: TableEntries, index: Index, each: SecondaryIndex, start: bytes
+) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Entries of rows from a key on, in their order; and the key to go on from, empty after the last row."""
+    pairs: list[tuple[bytes, bytes]] = []
+    following = b""
+    # A view of its own for each part: the map can't grow while one is open.
+    with index.scan_view() as view:
+        for keys, codes in made.codes(view, each, start):
+            listed = keys.to_list()
+            pairs += zip(*entries_of(each.index_id, codes, listed), strict=True)
+            if len(pairs) >= BUILD_ROWS:
+                following = listed[-1] + b"\0"
+                break
+    return sorted(pairs), following
+
+
+def _put(index: Index, id: int, pairs: list[tuple[bytes, bytes]], count: int, *, are_whole: bool) -> None:
+    index.move_entries([], [key for key, _ in pairs], [value for _, value in pairs])
+    index.note_entries(id, count, are_whole=are_whole)
+
+
+def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
+    """What is wrong with the entries in a view of an index, one sentence each.
+
+    Raises:
+        CorruptData: A row, an entry or a record is damaged.
+    """
+    counts: dict[int, int] = {}
+    sums: dict[int, int] = {}
+    pairs = view.entries(ENTRIES, ROW)
+    while some := list(islice(pairs, BUILD_ROWS)):
+        for id, group in groupby(some, lambda pair: index_of(*pair)):
+            _add(counts, sums, id, list(group))
+    records = view.entries_records()
+    for id in counts.keys() | records.keys():
+        counted, found = records[id].entry_count if id in records else 0, counts.get(id, 0)
+        if counted != found:
+            yield f"secondary index {id} counts {counted} entries, but {found} are found"
+    made = TableEntries(definition)
+    for each in filter(lambda each: view.has_entries(each.index_id), definition.indexes):
+        id = each.index_id
+        expected_counts: dict[int, int] = {}
+        expected_sums: dict[int, int] = {}
+        for keys, codes in made.codes(view, each):
+            its = list(zip(*entries_of(id, codes, keys.to_list()), strict=True))
+            _add(expected_counts, expected_sums, id, its)
+        if (expected_counts.get(id), expected_sums.get(id)) != (counts.get(id), sums.get(id)):
+            yield f"secondary index {each.name} has other entries than the rows need; drop it and create it again"
+
+
+def _add(counts: dict[int, int], sums: dict[int, int], id: int, pairs: Sequence[tuple[bytes, bytes]]) -> None:
+    hashes = mix(key_sums(BinaryColumn.from_list([entry + value for entry, value in pairs])))
+    counts[id] = counts.get(id, 0) + len(pairs)
+    sums[id] = (sums.get(id, 0) + int(hashes.sum(dtype=np.uint64))) % 2**64

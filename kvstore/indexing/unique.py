@@ -1,0 +1,166 @@
+"""Unique indexes: no two rows have the same values in their columns, unless one of the values is null.
+
+* The writer of a bucket tests each request in the bucket's turn, against what the requests before it have left.
+* Entries say which rows of the bucket's index may have a value; a dict of codes says so of all newer rows. Both may
+  name more rows than have it, never fewer, so each named row is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Self
+
+import pyarrow as pa
+
+from kvstore.errors import UniqueViolation
+from kvstore.index.index import Index, View
+from kvstore.indexing.entries import columns_of
+from kvstore.meta.state import TableDefinition
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
+from logformat.catalog.edits import SecondaryIndex
+from logformat.rows.entries import between, code_of, codes_of, row_key_of
+from logformat.rows.python_rows import rows_of
+
+Rows = Callable[[Sequence[bytes]], list[bytes]]
+
+
+class UniqueIndexes:
+    """The unique indexes of a table in one bucket.
+
+    Args:
+        definition: The table's entry in the catalog.
+        index: Of the bucket; all entries are whole.
+    """
+
+    def __init__(self, definition: TableDefinition, index: Index) -> None:
+        self._definition = definition
+        self._index = index
+        self._unique = [each for each in definition.indexes if each.unique]
+        self._newer: dict[int, dict[bytes, set[bytes]]] | None = None
+
+    @classmethod
+    def of(cls, definition: TableDefinition, index: Index) -> Self | None:
+        """Those of a table; None if it has none."""
+        return cls(definition, index) if any(each.unique for each in definition.indexes) else None
+
+    def forget(self) -> None:
+        """Forget which rows are newer than the index; the next test looks at all of them."""
+        self._newer = None
+
+    def check(
+        self,
+        put: Mapping[bytes, bytes],
+        removed: Sequence[bytes],
+        newer: Callable[[], Mapping[bytes, bytes]],
+        stored: Rows,
+    ) -> None:
+        """Test the rows that a request leaves, before they are stored.
+
+        Args:
+            put: The row that each key gets.
+            removed: Keys whose rows go.
+            newer: Returns all rows that are newer than the index, empty where one was deleted.
+            stored: Returns the rows of keys as the requests before have left them, empty where there is none.
+
+        Raises:
+            UniqueViolation: Another row has the same values.
+            CorruptData: A row or an entry is damaged.
+        """
+        if self._newer is None:
+            self._newer = {each.index_id: {} for each in self._unique}
+            self._note({key: row for key, row in newer().items() if row})
+        changed = {*put, *removed}
+        for each in self._unique:
+            codes = dict(_codes(self._definition, each, put))
+            owner: dict[bytes, bytes] = {}
+            for key, code in codes.items():
+                if (other := owner.setdefault(code, key)) != key:
+                    raise self._violation(each, put[other], other)
+            named = sorted(self._named(each, owner) - changed)
+            rows = {key: row for key, row in zip(named, stored(named), strict=True) if row}
+            for key, code in _codes(self._definition, each, rows):
+                if code in owner:
+                    raise self._violation(each, rows[key], key)
+        self._note(put)
+
+    def _named(self, each: SecondaryIndex, codes: Mapping[bytes, bytes]) -> set[bytes]:
+        """Keys of all rows that may have one of the codes."""
+        assert self._newer is not None
+        newer = self._newer[each.index_id]
+        found: set[bytes] = set()
+        with self._index.view() as view:
+            for code in codes:
+                found |= newer.get(code, set())
+                found.update(row_key_of(*pair) for pair in view.entries(*between(each.index_id, code, code)))
+        return found
+
+    def _note(self, rows: Mapping[bytes, bytes]) -> None:
+        assert self._newer is not None
+        for each in self._unique:
+            newer = self._newer[each.index_id]
+            for key, code in _codes(self._definition, each, rows):
+                newer.setdefault(code, set()).add(key)
+
+    def _violation(self, each: SecondaryIndex, row: bytes, key: bytes) -> UniqueViolation:
+        return violation(self._definition, each, key, row)
+
+
+def violation(definition: TableDefinition, index: SecondaryIndex, key: bytes, row: bytes) -> UniqueViolation:
+    """The error about a row that has values which another row was to have, too."""
+    pair = BinaryColumn.from_list([key]), BinaryColumn.from_list([row])
+    found = layout_of(definition).decode_found(*pair)[0]
+    [values] = rows_of(found, found.schema)
+
+    def of(names: Sequence[str]) -> Any:
+        return values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
+
+    return UniqueViolation(
+        "Another row has this value, of which the index allows one; change that row, or write another value.",
+        table=definition.name,
+        index=index.name,
+        value=of(columns_of(definition, index)),
+        key=of(definition.primary_key or ()),
+    )
+
+
+def duplicate(definition: TableDefinition, index: SecondaryIndex, view: View) -> tuple[bytes, bytes] | None:
+    """The key and the row of a row of a view whose values another one has, too; None if there is none.
+
+    Args:
+        view: Of the bucket's index, with whole entries.
+
+    Raises:
+        CorruptData: A row or an entry is damaged.
+    """
+    for _, group in groupby(view.entries(*between(index.index_id, b"", b"")), lambda pair: code_of(*pair)):
+        pairs = list(group)
+        if len(pairs) == 1:
+            continue
+        keys = sorted(row_key_of(*pair) for pair in pairs)
+        rows = {key: row for key, row in zip(keys, view.get(keys), strict=True) if row}
+        seen: set[bytes] = set()
+        for key, code in _codes(definition, index, rows):
+            if code in seen:
+                return key, rows[key]
+            seen.add(code)
+    return None
+
+
+def _codes(
+    definition: TableDefinition, index: SecondaryIndex, rows: Mapping[bytes, bytes]
+) -> Iterator[tuple[bytes, bytes]]:
+    """Keys of rows and their codes, without rows that have a null in one of the columns."""
+    if not rows:
+        return
+    names = columns_of(definition, index)
+    columns = BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
+    found: pa.RecordBatch = layout_of(definition).decode_found(*columns, names)[0]
+    has_null = [False] * len(rows)
+    for column in found.columns:
+        if column.null_count:
+            has_null = [known or null for known, null in zip(has_null, column.is_null().to_pylist(), strict=True)]
+    for key, code, null in zip(rows, codes_of(found.columns).to_list(), has_null, strict=True):
+        if not null:
+            yield key, code

@@ -1,0 +1,227 @@
+"""Creating and dropping indexes: what is refused, and what a kill, a rebuild or damage leaves."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lmdb
+import msgspec
+import pyarrow as pa
+import pytest
+
+import kvstore
+from kvstore.disk.environment import open_environment
+from kvstore.disk.files import Files
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, StoreLocked, UnsupportedOperation
+from kvstore.index.index import Index
+from kvstore.indexing import entries
+from logformat import paths
+from logformat.catalog.edits import TableOptions
+from logformat.ids import BucketId, TableId
+from logformat.rows.entries import ENTRIES, between
+from tests.conftest import OpenStore
+from tests.support.processes import Child, Pipe
+
+COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "tags": pa.list_(pa.string())}
+
+
+def filled(store: kvstore.Store, count: int = 1000, **options: Any) -> kvstore.Table:
+    table = store.create_table("t", COLUMNS, "id", **options)
+    table.upsert([{"id": number, "mail": f"m{number % 100}", "age": number} for number in range(count)])
+    return table
+
+
+def index_of(store_path: Path) -> Path:
+    return paths.bucket_directory(store_path, TableId(1), BucketId(0)) / paths.INDEX
+
+
+def entry_counts(table: kvstore.Table) -> dict[int, int]:
+    with table.bucket(0).handle.indexed() as view:
+        return {id: record.entry_count for id, record in view.entries_records().items() if view.has_entries(id)}
+
+
+def test_what_is_no_index_is_refused(store: kvstore.Store) -> None:
+    table = filled(store, 3, indexes={"by_mail": ["mail"]})
+    for error, name, columns, match in [
+        (InvalidRequest, "by_mail", ["age"], r"index of that name"),
+        (InvalidRequest, "", ["age"], r"printable"),
+        (InvalidRequest, 5, ["age"], r"printable"),
+        (SchemaMismatch, "x", ["nowhere"], r"no such column"),
+        (SchemaMismatch, "x", [], r"at least one column"),
+        (SchemaMismatch, "x", ["age", "age"], r"only once"),
+        (InvalidRequest, "x", ["age", "tags"], r"lists"),
+    ]:
+        with pytest.raises(error, match=match):
+            store.create_index("t", name, columns)  # type: ignore[arg-type]
+    with pytest.raises(NoSuchTable):
+        store.create_index("u", "x", ["age"])
+    with pytest.raises(InvalidRequest, match=r"no such index"):
+        store.drop_index("t", "x")
+    with pytest.raises(InvalidRequest, match=r"dict"):
+        store.create_table("v", COLUMNS, "id", indexes=["mail"])  # type: ignore[arg-type]
+    store.create_table("log", COLUMNS)
+    for create in (
+        lambda: store.create_index("log", "x", ["age"]),
+        lambda: store.create_table("log2", COLUMNS, indexes={"x": "age"}),
+    ):
+        with pytest.raises(UnsupportedOperation, match=r"log table"):
+            create()
+    assert table.indexes == {"by_mail": ("mail",)}
+
+
+def test_a_table_without_an_index_has_the_options_that_it_had() -> None:
+    assert b"indexes" not in msgspec.json.encode(TableOptions())
+
+
+def test_ids_are_not_given_out_twice(store: kvstore.Store) -> None:
+    table = filled(store)
+    store.create_index("t", "one", ["age"])
+    store.drop_index("t", "one")
+    assert table.indexes == {}
+    store.create_index("t", "two", ["mail"])
+    assert entry_counts(table) == {2: 1000}
+    assert table.find(mail="m7").num_rows == 10
+
+
+def test_progress_is_by_bucket(store: kvstore.Store) -> None:
+    filled(store, buckets=3)
+    seen: list[tuple[int, int]] = []
+    store.create_index("t", "by_age", "age", progress=lambda *done: seen.append(done))
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def write(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert({"id": 5000, "mail": "other"})
+        pipe.send(None)
+        pipe.recv()
+
+
+def test_a_table_that_another_process_writes_is_refused(open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        filled(store)
+    with open_store() as store, Child(write, store_path) as child:
+        child.pipe.recv()
+        with pytest.raises(StoreLocked):
+            store.create_index("t", "by_mail", ["mail"])
+        assert store.table("t").indexes == {}
+        child.pipe.send(None)
+
+
+def test_what_a_killed_process_left_is_made_again(
+    open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "BUILD_ROWS", 1)  # one part of a scan
+    real = Index.commit
+    with open_store() as store:
+        table = filled(store, 70_000)
+        table.flush()
+        commits = 0
+
+        def commit(index: Index, state: Any) -> None:
+            nonlocal commits
+            commits += 1
+            if commits == 2:
+                raise lmdb.DiskError("no room")
+            real(index, state)
+
+        monkeypatch.setattr(Index, "commit", commit)
+        with pytest.raises(StoreFull):
+            store.create_index("t", "by_mail", ["mail"])
+        monkeypatch.setattr(Index, "commit", real)
+        assert table.indexes == {"by_mail": ("mail",)}
+        with table.bucket(0).handle.latest() as view:
+            assert 0 < view.entries_records()[1].entry_count < 70_000
+        assert entry_counts(table) == {}
+        assert table.find(mail="m7").num_rows == 700
+        assert store.check().ok
+    with open_store() as store:
+        table = store.table("t")
+        assert entry_counts(table) == {}
+        table.upsert({"id": 1, "mail": "m7"})
+        assert table.find(mail="m7").num_rows == 701
+        assert entry_counts(table) == {1: 70_000}
+
+
+def test_a_rebuilt_index_gets_its_entries(open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        filled(store, indexes={"by_mail": ["mail"]}).flush()
+    shutil.rmtree(index_of(store_path))
+    with open_store() as store:
+        table = store.table("t")
+        assert table.find(mail="m7").num_rows == 10
+        table.upsert({"id": 7, "mail": "other"})
+        table.flush()
+        assert entry_counts(table) == {1: 1000}
+        assert table.find(mail="m7").num_rows == 9
+
+
+def test_entries_are_no_use_once_rows_change_without_them(open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        filled(store, indexes={"by_mail": ["mail"]}).flush()
+    with_rows = index_of(store_path)
+    index = Index(open_environment(with_rows, Files(), map_bytes=1 << 24, has_databases=False))
+    with index.view() as view:
+        state = view.state()
+        key, row = next(((keys[0], rows[0]) for keys, rows in view.rows(1)))
+        assert view.has_entries(1)
+    index.commit(state)
+    with index.view() as view:
+        assert view.has_entries(1), "nothing was changed"
+    index.put([key], [row])
+    index.commit(state)
+    with index.view() as view:
+        assert not view.has_entries(1)
+        assert view.row_count() == 1000
+    index.close()
+    with open_store() as store:
+        table = store.table("t")
+        assert table.find(mail="m7").num_rows == 10
+        table.upsert({"id": 7, "mail": "m7"})
+        table.flush()
+        assert entry_counts(table) == {1: 1000}
+
+
+def test_compaction_keeps_entries(store: kvstore.Store) -> None:
+    table = filled(store, indexes={"by_mail": ["mail"]})
+    table.compact()
+    assert entry_counts(table) == {1: 1000}
+    assert table.find(mail="m7").num_rows == 10
+
+
+@pytest.mark.parametrize("what", ["removed", "added", "other", "uncounted"])
+def test_check_finds_wrong_entries(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        filled(store, indexes={"by_mail": ["mail"]}).flush()
+    index = Index(open_environment(index_of(path), Files(), map_bytes=1 << 24, has_databases=False))
+    with index.view() as view:
+        state = view.state()
+        entry, value = next(view.entries(*between(1, b"", b"")))
+    match what:
+        case "removed":
+            index.move_entries([entry], [], [])
+        case "added":
+            index.move_entries([], [entry + b"x"], [value])
+        case "other":
+            index.move_entries([entry], [entry + b"x"], [value])
+        case "uncounted":
+            index.move_entries([], [ENTRIES + b"\0\0\0\x09" + entry[6:]], [value])
+    index.note_entries(1, 1000, are_whole=True)
+    index.commit(state)
+    index.close()
+    with kvstore.open(path) as store:
+        findings = store.check().findings
+    assert findings
+    assert all("secondary index" in finding for finding in findings)
+
+
+def test_tables_that_are_made_like_another_have_its_indexes(store: kvstore.Store) -> None:
+    from kvstore.store.store import table_like
+
+    filled(store, indexes={"by_mail": ["mail", "age"], "by_age": "age"})
+    definition = store.runtime.definition("t")
+    made = table_like(definition, pa.schema([("age", pa.int32()), ("id", pa.int64())]), ["id"])
+    assert [(each.name, each.columns) for each in made.options.indexes.known] == [("by_age", [0])]

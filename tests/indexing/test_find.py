@@ -1,0 +1,271 @@
+"""What ``find`` returns is what a model has, whatever is merged and whichever process reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, strategies as st
+
+import kvstore
+from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.indexing import entries, find
+from kvstore.testing.model import Row
+from tests.conftest import OpenStore
+from tests.support.processes import Child, Pipe
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int32(), False),
+        pa.field("mail", pa.string()),
+        pa.field("age", pa.int16()),
+        pa.field("score", pa.float64()),
+    ]
+)
+BY_HAND: dict[str, Any] = {"commit_wait_ms": 600_000, "commit_idle_ms": 600_000}
+"""Nothing is merged before a test says so."""
+INDEXES = {"by_mail": ["mail"], "by_age_and_mail": ["age", "mail"], "by_score": "score"}
+MAILS = [None, "", "a", "a\0", "b@x", "é", 300 * "x", 300 * "x" + "y"]
+SCORES = [None, -0.0, 0.0, 1.5, -math.inf, math.nan]
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    values = st.sampled_from(MAILS), st.sampled_from([None, -3, 0, 7, 8]), st.sampled_from(SCORES)
+    return dict(zip(SCHEMA.names, (draw(st.integers(0, 12)), *map(draw, values)), strict=True))
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("upsert"), st.lists(rows(), min_size=1, max_size=6)),
+        st.tuples(st.just("delete"), st.lists(st.integers(0, 12), min_size=1, max_size=4)),
+        st.tuples(st.just("flush"), st.none()),
+        st.tuples(st.just("reopen"), st.none()),
+        st.tuples(st.just("create"), st.sampled_from(list(INDEXES))),
+        st.tuples(st.just("drop"), st.sampled_from(list(INDEXES))),
+    ),
+    max_size=9,
+)
+
+
+def has(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, tuple):
+        low, high = wanted
+        return value is not None and (low is None or value >= low) and (high is None or value <= high)
+    if isinstance(wanted, list):
+        return any(has(value, each) for each in wanted)
+    return bool(value is None if wanted is None else value == wanted)
+
+
+def same(found: list[Row]) -> list[str]:
+    return list(map(repr, found))  # a NaN is not equal to itself
+
+
+SOUGHT: list[dict[str, Any]] = [
+    *({"mail": mail} for mail in MAILS),
+    {"mail": ["a", None, "nowhere"]},
+    {"mail": ("a", "b@x")},
+    {"age": 7},
+    {"age": [7, -3], "mail": "a"},
+    {"age": (None, 0)},
+    {"age": 7, "mail": ("", "a\0")},
+    {"age": (0, 8), "mail": 300 * "x"},
+    *({"score": score} for score in SCORES),
+    {"score": [0.0, 1.5, math.nan]},
+    {"score": (-1.0, None)},
+    {"id": 3, "mail": "a"},
+    {"mail": []},
+]
+
+
+def assert_found(table: kvstore.Table, model: dict[int, Row], every: int = 1, first: int = 0) -> None:
+    for sought in SOUGHT[first % every :: every]:
+        expected = [row for _, row in sorted(model.items()) if all(has(row[name], sought[name]) for name in sought)]
+        found = table.find(**sought).to_pylist()
+        if table.buckets > 1:
+            found.sort(key=lambda row: row["id"])
+        else:
+            assert same([one] if (one := table.find_one(**sought)) else []) == same(expected[:1]), sought
+        assert same(found) == same(expected), sought
+
+
+@given(STEPS, st.sampled_from([1, 3]))
+def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory, steps: Any, buckets: int) -> None:
+    path = tmp_path_factory.mktemp("find") / "store"
+    store = kvstore.open(path, **BY_HAND)
+    table = store.create_table("t", SCHEMA, "id", buckets=buckets, indexes={"first": ["mail"]})
+    model: dict[int, Row] = {}
+    for number, (step, argument) in enumerate(steps):
+        match step:
+            case "upsert":
+                table.upsert(argument)
+                model |= {row["id"]: row for row in argument}
+            case "delete":
+                table.delete(argument)
+                for key in argument:
+                    model.pop(key, None)
+            case "flush":
+                table.flush()
+            case "reopen":
+                store.close()
+                store = kvstore.open(path, **BY_HAND)
+                table = store.table("t")
+            case "create" if argument not in table.indexes:
+                store.create_index("t", argument, INDEXES[argument])
+            case "drop" if argument in table.indexes:
+                store.drop_index("t", argument)
+        assert_found(table, model, 7, number)
+    assert_found(table, model)
+    assert store.check().findings == []
+    store.close()
+
+
+def write(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path, **BY_HAND) as store:
+        table = store.table("t")
+        while (command := pipe.recv()) is not None:
+            match command:
+                case "flush":
+                    table.flush()
+                case "create":
+                    store.create_index("t", "by_age", "age")
+                case list():
+                    table.upsert(command)
+            pipe.send(None)
+
+
+def test_another_process_finds_what_was_acknowledged(open_store: OpenStore, store_path: Path) -> None:
+    with open_store(**BY_HAND) as store:
+        store.create_table("t", SCHEMA, "id", indexes=INDEXES)
+    model: dict[int, Row] = {}
+    with open_store() as store, Child(write, store_path) as child:
+        table = store.table("t")
+        for number in range(8):
+            made = [
+                dict(zip(SCHEMA.names, (key, MAILS[(key + number) % 8], number % 5, 0.5 * key), strict=True))
+                for key in range(number, number + 5)
+            ]
+            model |= {row["id"]: row for row in made}
+            for command in (made, *(["flush"] if number % 3 == 0 else []), *(["create"] if number == 4 else [])):
+                child.pipe.send(command)
+                child.pipe.recv()
+                assert_found(table, model, 3, number)
+        child.pipe.send(None)
+
+
+def steps_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Counts the entries that are read."""
+    counted = [0]
+    real = find.row_key_of
+
+    def count(entry: bytes, value: bytes) -> bytes:
+        counted[0] += 1
+        return real(entry, value)
+
+    monkeypatch.setattr(find, "row_key_of", count)
+
+    def since() -> int:
+        found, counted[0] = counted[0], 0
+        return found
+
+    return since
+
+
+def test_only_entries_of_the_value_are_read(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes=INDEXES)
+    table.upsert([{"id": number, "mail": f"m{number}", "age": number % 100} for number in range(3000)])
+    table.flush()
+    read = steps_of(monkeypatch)
+    assert table.find(mail="m77").num_rows == read() == 1
+    assert table.find(mail=["m77", "m5", "none"]).num_rows == read() == 2
+    assert table.find(age=(3, 5)).num_rows == read() == 90
+    assert table.find(age=7, mail=("m100", "m7")).num_rows == read() == 27
+    assert table.find(age=7, mail="m107").num_rows == read() == 1
+    assert table.find(mail=("m", None)).num_rows == 3000
+    assert read() == find.FEW_ROWS + 1, "so many rows are read by a scan"
+    assert table.find(id=8).num_rows == 1
+    assert read() == 0
+
+
+def test_entries_follow_renamed_and_added_columns(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"by_mail": "mail"})
+    table.upsert({"id": 1, "mail": "a"})
+    table.flush()
+    store.add_columns("t", {"city": "string"})
+    store.rename_columns("t", {"mail": "address"})
+    store.create_index("t", "by_city", ["city", "id"])
+    assert table.indexes == {"by_mail": ("address",), "by_city": ("city", "id")}
+    table.upsert({"id": 2, "address": "a", "city": "x"})
+    for _ in range(2):
+        assert table.find(address="a").column("id").to_pylist() == [1, 2]
+        assert table.find(city=None).column("id").to_pylist() == [1]
+        assert table.find(city="x", id=2).num_rows == 1
+        table.flush()
+    with pytest.raises(SchemaMismatch, match=r"no such column"):
+        table.find(mail="a")
+    with pytest.raises(InvalidRequest, match=r"drop_index"):
+        store.drop_columns("t", ["address"])
+    store.drop_index("t", "by_mail")
+    store.drop_columns("t", ["address"])
+    assert table.find(city="x").num_rows == 1
+
+
+@pytest.mark.parametrize("image", ["full", "wal"])
+def test_other_writes_move_entries_too(store: kvstore.Store, image: str) -> None:
+    table = store.create_table("t", SCHEMA, "id", changelog_image=image, indexes={"by_age": "age"})
+    table.upsert([{"id": number, "mail": "a", "age": number} for number in range(10)])
+    table.flush()
+    table.upsert([{"id": 3, "age": 30}], columns=["id", "age"])
+    table.increment(4, {"age": 40})
+    table.update_where(pc.field("id") == 5, {"age": 50})
+    table.delete(where=pc.field("age") == 6)
+    assert table.put_if({"id": 7, "age": 70}, expected=table[7])
+    for _ in range(2):
+        assert table.find(age=(3, None)).column("id").to_pylist() == [3, 4, 5, 7, 8, 9]
+        assert [table.find_one(age=age) for age in (3, 4, 5, 6, 7)] == [None] * 5
+        assert {age: table.find(age=age).column("id").to_pylist() for age in (30, 44, 50, 70)} == {
+            30: [3],
+            44: [4],
+            50: [5],
+            70: [7],
+        }
+        table.flush()
+
+
+def test_values_that_do_not_fit_are_refused(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"id": "int64", "mail": "string", "tags": pa.list_(pa.string())}, "id")
+    with pytest.raises(InvalidRequest, match=r"Name a column"):
+        table.find()
+    with pytest.raises(SchemaMismatch, match=r"no such column"):
+        table.find(nowhere=1)
+    with pytest.raises(SchemaMismatch, match=r"mail"):
+        table.find(mail=5)
+    with pytest.raises(SchemaMismatch, match=r"lists"):
+        table.find(tags=["a"])
+    for wrong in [(1,), (1, 2, 3), (None, None)]:
+        with pytest.raises(InvalidRequest, match=r"two ends"):
+            table.find(id=wrong)
+    log = store.create_table("log", {"n": "int64"})
+    with pytest.raises(UnsupportedOperation, match=r"log table"):
+        log.find(n=1)
+
+
+def test_many_rows_are_made_and_moved(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "BUILD_ROWS", 700)
+    monkeypatch.setattr(entries, "REMOVED_AT_A_TIME", 300)
+    table = store.create_table("t", SCHEMA, "id")
+    table.upsert([{"id": number, "mail": f"{number % 50}", "age": number % 9} for number in range(5000)])
+    store.create_index("t", "by_mail", "mail")
+    assert table.find(mail="7").num_rows == 100
+    table.upsert([{"id": number, "mail": "new"} for number in range(0, 5000, 50)])
+    table.flush()
+    assert table.find(mail="0").num_rows == 0
+    assert table.find(mail="new").num_rows == 100
+    store.drop_index("t", "by_mail")
+    store.create_index("t", "by_mail", ["age"])
+    assert table.find(age=3).num_rows == sum(number % 9 == 3 and number % 50 > 0 for number in range(5000))
