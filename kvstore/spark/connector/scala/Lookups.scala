@@ -4,6 +4,7 @@ import org.apache.spark.sql.SparkSessionExtensions
 import org.apache.spark.sql.catalyst.expressions._
 import org.apache.spark.sql.catalyst.optimizer.JoinSelectionHelper
 import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
+import org.apache.spark.sql.catalyst.plans.{JoinType, LeftOuter, RightOuter}
 import org.apache.spark.sql.catalyst.plans.logical._
 import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF
@@ -46,22 +47,34 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
       plan.transformUp {
         case join @ ExtractEquiJoinKeys(kind, leftKeys, rightKeys, _, _, left, right, _) =>
           if (canPruneLeft(kind) && isSource(right)) {
-            join.copy(left = filtered(left, leftKeys, right, rightKeys))
+            val source = whole(right, kind)
+            filtered(left, leftKeys, source, rightKeys).fold(join)(found =>
+              join.copy(left = whole(found, kind), right = source))
           } else if (canPruneRight(kind) && isSource(left)) {
-            join.copy(right = filtered(right, rightKeys, left, leftKeys))
+            val source = whole(left, kind)
+            filtered(right, rightKeys, source, leftKeys).fold(join)(found =>
+              join.copy(left = source, right = whole(found, kind)))
           } else join
       }
   }
 
+  /** One partition, which needs no shuffle: a side whose rows an outer join keeps is not broadcast. */
+  private def whole(plan: LogicalPlan, kind: JoinType): LogicalPlan = kind match {
+    case RightOuter | LeftOuter => Repartition(1, shuffle = false, plan)
+    case _ => plan
+  }
+
   private def filtered(
-      plan: LogicalPlan, keys: Seq[Expression], source: LogicalPlan, sourceKeys: Seq[Expression]): LogicalPlan =
-    keys.zipWithIndex.foldLeft(plan) {
-      case (found, (key: Attribute, place)) =>
-        below(found, key, source)((column, relation) =>
-          Filter(DynamicPruningSubquery(column, source, sourceKeys, Seq(place), onlyInBroadcast = false)(), relation))
-          .getOrElse(found)
-      case (found, _) => found
+      plan: LogicalPlan, keys: Seq[Expression], source: LogicalPlan, sourceKeys: Seq[Expression]): Option[LogicalPlan] = {
+    val places = keys.zipWithIndex.collect { case (key: Attribute, place) => (key, place) }
+    var found = Option.empty[LogicalPlan]
+    for ((key, place) <- places) {
+      found = below(found.getOrElse(plan), key, source)((column, relation) =>
+        Filter(DynamicPruningSubquery(column, source, sourceKeys, Seq(place), onlyInBroadcast = false)(), relation))
+        .orElse(found)
     }
+    found
+  }
 
   /** Has the relation changed that a column comes from, if it can be looked up by it. */
   private def below(plan: LogicalPlan, key: Attribute, source: LogicalPlan)(
