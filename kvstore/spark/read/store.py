@@ -16,7 +16,7 @@ from kvstore.read.changelog import End, Start
 from kvstore.read.scan import KeyRange
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.aggregates import JSON_TYPES, aggregates_of, count_of
-from kvstore.spark.read.net import CHANGE_TYPE, VERSION, net_changes
+from kvstore.spark.read.net import CHANGE_TYPE, net_changes
 from kvstore.spark.read.offsets import StreamOffset
 from kvstore.spark.read.place import TablePlace, found, opened
 from kvstore.spark.read.tasks import (
@@ -172,9 +172,12 @@ class StoreReads:
             return
         if self._place.kind is not Kind.ROWS:
             rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
+            is_whole = self._place.kind is Kind.NET and self._place.definition.primary_key is not None
+            filter = None if is_whole else filter  # what a commit leaves of a key depends on the others
             for first, last in splits.offsets_where(self._place.stored(), filter, start, end):
 
                 def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
+                    parts = 1 if is_whole else parts
                     return [ReadPiece(given.bucket, *each) for each in splits.split_changes(first, last, parts)]
 
                 yield Part(splits.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
@@ -215,8 +218,8 @@ class StoreReads:
             return rows if whole is None else binlog_of(rows, whole)
         start, end = {bucket: piece.start}, {bucket: piece.end}
         if kind is Kind.NET:
-            names = list(dict.fromkeys([*names, *(definition.primary_key or ()), CHANGE_TYPE, VERSION]))
-            return net_changes(table.changelog(start, end, bucket, names), definition.primary_key)
+            names = list(dict.fromkeys([*names, *definition.schema.names, CHANGE_TYPE]))
+            return net_changes(table.changelog(start, end, bucket, names), definition)
         if whole is None:
             return table.changelog(start, end, bucket, names)
         return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
