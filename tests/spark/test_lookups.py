@@ -108,7 +108,7 @@ def rows_read(frame: DataFrame) -> list[int]:
 @pytest.mark.spark
 def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
-    rows: Rows = {k: (f"s{k % 7}" * 8, k % 5) for k in range(24, MANY, 2)}
+    rows: Rows = {k: (f"s{k % 7}" * 40, k % 5) for k in range(24, MANY, 2)}
     table.upsert([{"k": k, "s": s, "n": n} for k, (s, n) in rows.items()])
     table.flush()
     with catalog_of(spark, store.path) as (name, run):
