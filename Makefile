@@ -147,6 +147,7 @@ bench-ingest: setup
 bench-spark: setup
 	$(BIN)/python -m benchmarks.spark --rows $(SPARK_ROWS)
 	$(BIN)/python -m benchmarks.spark_writes --rows $(SPARK_ROWS)
+	$(BIN)/python -m benchmarks.spark_lookups --rows $(SPARK_ROWS)
 
 bench-shared: setup
 	$(BIN)/python -m benchmarks.shared

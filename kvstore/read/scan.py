@@ -190,6 +190,48 @@ def rows_as_of(
     )
 
 
+def rows_of_keys(
+    view: View,
+    log: LogReads,
+    definition: TableDefinition,
+    offset: Offset,
+    columns: Sequence[str],
+    keys: BinaryColumn,
+) -> Iterator[pa.RecordBatch]:
+    """Those of :func:`rows_as_of` that have some keys, in key order; each is looked up.
+
+    Args:
+        keys: Encoded, sorted, each once.
+
+    Raises:
+        OffsetOutOfRange: See :func:`rows_as_of`.
+    """
+    now = view.state().applied_offset
+    if not 0 <= offset <= now:
+        raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
+    layout, undone = layout_of(definition), None
+    if offset < now:
+        check_undoable(definition)
+        needed, wanted = ["_change_type", *dict.fromkeys([*layout.key_names, *columns])], keys.to_arrow()
+        changes = changes_between(
+            log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
+        )
+        of_keys = (rows.filter(pc.is_in(layout.encode_keys(rows).to_arrow(), wanted)) for rows in changes)
+        undone = first_changes(of_keys, definition, columns)
+    for start in range(0, len(keys), SCAN_ROWS):
+        some = keys.slice(start, start + SCAN_ROWS)
+        there, values = view.find(some)
+        found = some.take(np.flatnonzero(there))
+        rows = intake.empty(layout.columns(columns))
+        if len(found):
+            rows = rows_found(layout, FoundRows.of(found, values), columns)
+        if undone is not None:
+            within = slice(bisect_left(undone.keys, some[0]), bisect_right(undone.keys, some[len(some) - 1]))
+            rows = _replaced(rows, found, undone, within)
+        if rows.num_rows:
+            yield rows
+
+
 def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogReads, now: Offset) -> Offset:
     """The offset of an earlier state: an offset as it is; for a time, of the first commit at or after it.
 

@@ -7,6 +7,7 @@ and keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,7 +18,7 @@ from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
-from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, scan_schema, split_keys
+from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, rows_of_keys, scan_schema, split_keys
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
@@ -167,6 +168,21 @@ class Splits:
         Raises:
             Conflict: The changelog is a WAL image, which has no earlier rows, and there are changes since ``as_of``.
         """
+        return self._read(columns, as_of, partial(rows_as_of, keys=keys))
+
+    def rows_of_keys(
+        self, keys: BinaryColumn, columns: Sequence[str] | None = None, *, as_of: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The same for some keys, each of which is looked up.
+
+        Args:
+            keys: Encoded, sorted, each once.
+        """
+        return self._read(columns, as_of, partial(rows_of_keys, keys=keys))
+
+    def _read(
+        self, columns: Sequence[str] | None, as_of: int, rows: Callable[..., Iterator[pa.RecordBatch]]
+    ) -> Iterator[pa.RecordBatch]:
         definition = self._current()
         names = scan_schema(definition, columns).names
 
@@ -180,7 +196,7 @@ class Splits:
                     as_of=as_of,
                     log_end=now,
                 )
-            return rows_as_of(view, handle.log, current.named_as(definition), Offset(as_of), names, keys)
+            return rows(view, handle.log, current.named_as(definition), Offset(as_of), names)
 
         return self._held(self._handle, read)
 

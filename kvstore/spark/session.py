@@ -23,6 +23,8 @@ SETTINGS = {
 }
 CATALOG = "kvstore.spark.StoreCatalog"
 """The class of the connector that is a catalog."""
+EXTENSIONS = "kvstore.spark.Extensions"
+"""The class of the connector that has joins look up keys."""
 WORKER_PYTHON = Path(__file__).with_name("worker-python")
 """The script that starts Python for a worker; it explains why."""
 _IS_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -59,7 +61,8 @@ def configure(
         builder = builder.config(name, value)
     jar = find_jar()
     if jar is not None:
-        builder = builder.config("spark.jars", _with(builder, str(jar)))
+        builder = builder.config("spark.jars", _with(builder, "spark.jars", str(jar)))
+        builder = builder.config("spark.sql.extensions", _with(builder, "spark.sql.extensions", EXTENSIONS))
     elif catalogs:
         raise UnsupportedOperation(
             "Catalogs need the connector, which was not built for this PySpark; build it with "
@@ -74,7 +77,7 @@ def configure(
     return builder
 
 
-def _with(builder: SparkSession.Builder, jar: str) -> str:
-    """The jars that the builder has, and this one."""
-    given = getattr(builder, "_options", {}).get("spark.jars", "").split(",")
-    return ",".join([*(each for each in given if each and each != jar), jar])
+def _with(builder: SparkSession.Builder, setting: str, name: str) -> str:
+    """What the builder has for a setting that is a list, and this one."""
+    given = getattr(builder, "_options", {}).get(setting, "").split(",")
+    return ",".join([*(each for each in given if each and each != name), name])

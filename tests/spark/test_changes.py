@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
@@ -16,7 +17,7 @@ from pyspark.sql import SparkSession
 import kvstore
 from kvstore import StoreOptions
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
-from kvstore.spark.read.net import net_changes, whole_commits
+from kvstore.spark.read.net import net_changes
 from kvstore.spark.read.versions import Bound, ranges_of
 from kvstore.store.store import Store
 from tests.conftest import OpenStore
@@ -50,7 +51,7 @@ def history(table: kvstore.Table, random: Random, commits: int) -> None:
                 [
                     ("delete", {"k": key})
                     if random.random() < 0.4
-                    else ("upsert", {"k": key, "s": f"{random.random()}"})
+                    else ("upsert", {"k": key, "s": random.choice(["a", "b", None])})
                     for key in keys
                 ],
                 SCHEMA,
@@ -148,28 +149,34 @@ def test_versions_that_have_expired_are_refused(open_store: OpenStore) -> None:
     assert ranges_of(table, Bound("earliest"), Bound(None))[0][0] == begin
 
 
-def test_net_changes_of_a_commit_lead_from_the_rows_before_it_to_those_after_it(store: kvstore.Store) -> None:
-    random = Random(3)
-    for number in range(20):
+def test_net_changes_lead_from_the_rows_before_a_range_to_those_after_it(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, kept = Random(3), 0
+    for number in range(15):
+        monkeypatch.setitem(net_changes.__globals__, "FOLD_ROWS", random.choice([1, 5, 1000]))
         table = store.create_table(f"t{number}", SCHEMA, "k")
-        history(table, random, 5)
-        rows: Rows = {}
-        (batch,) = table.changelog()
-        cuts = sorted(random.sample(range(batch.num_rows + 1), min(3, batch.num_rows)))
-        pieces = [batch.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, batch.num_rows], strict=True)]
-        assert pa.concat_batches(list(whole_commits(pieces))) == batch
-        net = [row for each in net_changes(pieces, ["k"]) for row in each.to_pylist()]
-        for version in sorted({change["_commit_version"] for change in batch.to_pylist()}):
-            mine, all_of = ([c for c in part if c["_commit_version"] == version] for part in (net, batch.to_pylist()))
-            after = folded(rows, all_of)
-            assert folded(rows, mine) == after
-            assert {(c["k"], c["_change_type"], c["s"]) for c in mine} == {
+        history(table, random, 8)
+        changes = pa.concat_batches(table.changelog())
+        start = random.choice([0, *changes.column("_commit_version").to_pylist()])
+        given = changes.filter(pc.field("_commit_version") >= start)
+        cuts = sorted(random.sample(range(given.num_rows + 1), min(3, given.num_rows)))
+        pieces = [given.slice(a, b - a) for a, b in zip([0, *cuts], [*cuts, given.num_rows], strict=True)]
+        net = [row for each in net_changes(pieces, table.parts.definition) for row in each.to_pylist()]
+        rows = folded({}, changes.filter(pc.field("_commit_version") < start).to_pylist())
+        after = folded(rows, given.to_pylist())
+        same = rows.keys() & after.keys()
+        assert sorted((c["k"], c["_change_type"], c["s"]) for c in net) == sorted(
+            [
                 *((k, "delete", rows[k]) for k in rows.keys() - after.keys()),
                 *((k, "insert", after[k]) for k in after.keys() - rows.keys()),
-                *((c["k"], c["_change_type"], c["s"]) for c in mine if c["k"] in rows.keys() & after.keys()),
-            }
-            assert all(c["s"] == rows[c["k"]] for c in mine if c["_change_type"] == "update_preimage")
-            rows = after
+                *((k, "update_preimage", rows[k]) for k in same if rows[k] != after[k]),
+                *((k, "update_postimage", after[k]) for k in same if rows[k] != after[k]),
+            ]
+        )
+        assert [c["_log_offset"] for c in net] == sorted(c["_log_offset"] for c in net)
+        kept += sum(rows[k] == after[k] and k in given.column("k").to_pylist() for k in same)
+    assert kept > 3
 
 
 def check_history(kv: tuple[str, Run], store: kvstore.Store, seed: int) -> None:
@@ -209,6 +216,7 @@ def check_history(kv: tuple[str, Run], store: kvstore.Store, seed: int) -> None:
         for key, kind in kinds.items():
             update = {"update_preimage", "update_postimage"}
             assert kind == (({"insert"} if key not in before else {"delete"}) if len(kind) == 1 else update)
+        assert {*kinds} == {k for k in before.keys() | after.keys() if before.get(k, ...) != after.get(k, ...)}
 
 
 def test_changes_of_a_history_lead_from_its_rows_at_the_start_to_those_at_the_end(

@@ -57,10 +57,13 @@ def test_the_connector_comes_after_the_jars_that_a_session_has(monkeypatch: pyte
     settings.config("spark.jars", "/a.jar,/b.jar")
     configure(settings)  # type: ignore[arg-type]
     assert settings.configured["spark.jars"] == "/a.jar,/b.jar"  # there is none
+    assert "spark.sql.extensions" not in settings.configured
     (tmp_path / "connector.jar").touch()
+    settings.config("spark.sql.extensions", "a.Extensions")
     for _ in range(2):
         configure(settings)  # type: ignore[arg-type]
         assert settings.configured["spark.jars"] == f"/a.jar,/b.jar,{tmp_path / 'connector.jar'}"
+        assert settings.configured["spark.sql.extensions"] == "a.Extensions,kvstore.spark.Extensions"
 
 
 def test_a_connector_for_another_pyspark_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,6 +101,8 @@ def _load(request: Message) -> Message:
         found["rows"] = loaded.rows_max
     if loaded.stored_bytes is not None:
         found["bytes"] = loaded.stored_bytes
+    if loaded.key:
+        found["lookup"] = list(loaded.key)
     if loaded.bucketed is not None:
         found["bucketed"] = {"buckets": loaded.bucketed[0], "column": loaded.bucketed[1]}
     return found
@@ -142,7 +144,7 @@ def _plan(request: Message) -> Message:
     found: Message = {"tasks": [encode(task) for task in tasks]}
     if reader.by_bucket:
         found["buckets"] = [task.pieces[0].bucket for task in tasks]
-    if reader.stored is not None:
+    if reader.stored is not None and not reader.looks_up:
         found["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ from kvstore.request.partition import bucket_of
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.filters import expression_of, values_of
+from kvstore.spark.read.lookups import wanted_keys
 from kvstore.spark.read.sources import read, reads_of
 from kvstore.spark.read.tasks import Aggregate, Pinned, ReadTask, Value, tasks_of
 from kvstore.spark.types import arrow_schema
@@ -42,6 +44,9 @@ class KvStoreReader(DataSourceReader):
         """Whether each task reads one bucket only."""
         self.stored: pa.Schema | None = None
         """Stored columns, which filters are for; known once there are some."""
+        self._wanted: dict[int, tuple[bytes, ...]] | None = None
+        self.looks_up = False
+        """Whether the tasks look up all rows that can pass the filters; known once there are tasks."""
 
     @property
     def pushFilters(self) -> PushFilters:  # noqa: N802
@@ -57,6 +62,9 @@ class KvStoreReader(DataSourceReader):
         """Skip rows that can't pass the filters; only for a reader that serves one query."""
         place = self._pinned.place
         self.stored = place.stored()
+        filters = list(filters)
+        if place.kind is Kind.ROWS:
+            self._wanted = wanted_keys(place.definition, filters)
         self._filter = expression_of(filters, self.stored)
         if place.kind is not Kind.BINLOG:
             self._bucket = bucket_of(place.definition, values_of(filters, self.stored))
@@ -67,6 +75,12 @@ class KvStoreReader(DataSourceReader):
         ranges = [each for each in self._pinned.ranges if self._bucket in (None, each.bucket)]
         with reads_of(place) as reads:
             reads.hold(self._pinned)
+            self.looks_up = self._wanted is not None and reads.looks_up(sum(map(len, self._wanted.values())))
+            if self.looks_up:
+                assert self._wanted is not None
+                ranges = [
+                    replace(each, wanted=self._wanted[each.bucket]) for each in ranges if each.bucket in self._wanted
+                ]
             return [*tasks_of(place, reads, ranges, self._filter, self.cores, by_bucket=self.by_bucket)]
 
     def aggregates(self, wanted: Sequence[Aggregate]) -> list[Value] | None:

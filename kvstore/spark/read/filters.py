@@ -74,6 +74,33 @@ def _differs(filter: Filter) -> bool:
     return isinstance(filter, Not) and (isinstance(filter.child, In | EqualNullSafe) or _differs(filter.child))
 
 
+def lists_of(filters: Iterable[Filter], schema: pa.Schema, columns: Sequence[str]) -> list[pa.Array] | None:
+    """For each column, the values that it can have in rows that pass the filters; None if one can have any.
+
+    Args:
+        columns: Columns of a key: their types have no values that are equal and differ, as 0.0 and -0.0 do.
+    """
+    found: dict[str, pa.Array] = {}
+    for filter in filters:
+        if not isinstance(filter, (EqualTo, EqualNullSafe, In)) or len(filter.attribute) > 1:
+            continue
+        (name,) = filter.attribute
+        given = filter.value if isinstance(filter, In) else (filter.value,)
+        values = _array(given, schema.field(name).type) if name in columns else None
+        if values is not None and (name not in found or len(values) < len(found[name])):
+            found[name] = values
+    return [found[name] for name in columns] if found.keys() >= set(columns) else None
+
+
+def _array(values: Iterable[Any], kind: pa.DataType) -> pa.Array | None:
+    """Values of Spark as those of a stored type, without nulls, each once; None if the type lacks one of them."""
+    try:
+        known = [bytes(value) if isinstance(value, bytearray) else value for value in values if value is not None]
+        return pa.array(known, spark_type(kind)).cast(kind).unique()
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return None
+
+
 def values_of(filters: Iterable[Filter], schema: pa.Schema) -> dict[str, pa.Scalar]:
     """Columns with the same value in all rows that pass the filters, and these values."""
     found = {}
@@ -99,11 +126,14 @@ def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
     if isinstance(filter, IsNotNull):
         return field.is_valid()
     if isinstance(filter, In):
+        if not pa.types.is_floating(kind):
+            found = _array(filter.value, kind)
+            return None if found is None else field.isin(found)
         values = [_scalar(value, kind) for value in filter.value if value is not None]
         known = [value.as_py() for value in values if value is not None]
         if len(known) < len(values):
             return None
-        if pa.types.is_floating(kind) and 0.0 in known:
+        if 0.0 in known:
             known += [0.0, -0.0]  # Arrow's isin tells them apart, Spark does not
         return field.isin(pa.array(known, kind))
     if isinstance(filter, (StringStartsWith, StringEndsWith, StringContains)):

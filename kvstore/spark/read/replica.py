@@ -119,6 +119,11 @@ class ReplicaReads:
     def hold(self, pinned: Pinned) -> None:
         """A replica keeps objects for as long as it was told."""
 
+    def looks_up(self, keys: int) -> bool:
+        """False: the rows of a bucket are rebuilt as a whole."""
+        del keys
+        return False
+
     def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
         """None: rows are counted by reading them."""
         del ranges, wanted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from math import ceil
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,7 +16,7 @@ from kvstore.read.changelog import End, Start
 from kvstore.read.scan import KeyRange
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.aggregates import JSON_TYPES, aggregates_of, count_of
-from kvstore.spark.read.net import CHANGE_TYPE, VERSION, net_changes
+from kvstore.spark.read.net import CHANGE_TYPE, net_changes
 from kvstore.spark.read.offsets import StreamOffset
 from kvstore.spark.read.place import TablePlace, found, opened
 from kvstore.spark.read.tasks import (
@@ -32,10 +34,13 @@ from kvstore.spark.read.tasks import (
 )
 from kvstore.store.store import Store
 from kvstore.table.table import Table
+from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Epoch, Offset
 
 ROWS_TASK_BYTES_MIN = 4 << 20
 """Bytes of an index that cost as much to read as a task; fewer are not worth a task."""
+LOOKUP_BYTES = 1 << 10
+"""Bytes of an index that cost as much to read as a lookup."""
 CHANGES_TASK_BYTES_MIN = 1 << 20
 """The same for a log, which is compressed."""
 
@@ -67,7 +72,8 @@ def _loaded(place: TablePlace, table: Table, columns: pa.Schema, options: Option
         reads.hold(pinned)
     if place.kind is Kind.ROWS:
         rows, stored = count_of(table, place.kind, pinned.ranges), reads.row_bytes()
-        return Loaded(columns, pinned, rows, stored, _bucketed(place, stored))
+        key = place.definition.primary_key or ()
+        return Loaded(columns, pinned, rows, stored, tuple(key), _bucketed(place, stored))
     if options.start == "full":
         return Loaded(columns, pinned)
     return Loaded(columns, pinned, changes_max(pinned.ranges), reads.change_bytes(pinned.ranges))
@@ -143,6 +149,10 @@ class StoreReads:
         """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""
         return aggregates_of(self._table, self._place.kind, ranges, wanted)
 
+    def looks_up(self, keys: int) -> bool:
+        """See :meth:`kvstore.spark.read.tasks.Reads.looks_up`."""
+        return keys * LOOKUP_BYTES <= max(self.row_bytes(), ROWS_TASK_BYTES_MIN)
+
     def row_bytes(self) -> int:
         """Approximate bytes of the index of all rows."""
         buckets = range(self._place.definition.buckets)
@@ -157,11 +167,17 @@ class StoreReads:
         """Parts of a range that may have rows that pass a filter; cut by keys, or between commits."""
         splits, start, end = self._table.parts.of_bucket(given.bucket), Offset(given.start), Offset(given.end)
         rows = ReadPiece(given.bucket, given.start, given.end, ())
+        if given.wanted is not None:
+            yield Part(len(given.wanted) * LOOKUP_BYTES / ROWS_TASK_BYTES_MIN, partial(_lookups, rows, given.wanted))
+            return
         if self._place.kind is not Kind.ROWS:
             rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
+            is_whole = self._place.kind is Kind.NET and self._place.definition.primary_key is not None
+            filter = None if is_whole else filter  # what a commit leaves of a key depends on the others
             for first, last in splits.offsets_where(self._place.stored(), filter, start, end):
 
                 def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
+                    parts = 1 if is_whole else parts
                     return [ReadPiece(given.bucket, *each) for each in splits.split_changes(first, last, parts)]
 
                 yield Part(splits.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
@@ -188,6 +204,8 @@ class StoreReads:
         names = list(needed or columns_needed(target, kind, definition.primary_key))
         splits, bucket = table.parts.of_bucket(piece.bucket), piece.bucket
         if kind is Kind.ROWS:
+            if piece.wanted is not None:
+                return splits.rows_of_keys(BinaryColumn.from_list(piece.wanted), names, as_of=piece.end)
             assert piece.keys is not None
             return splits.rows(piece.keys, names, as_of=piece.end)
         whole = None
@@ -200,11 +218,17 @@ class StoreReads:
             return rows if whole is None else binlog_of(rows, whole)
         start, end = {bucket: piece.start}, {bucket: piece.end}
         if kind is Kind.NET:
-            names = list(dict.fromkeys([*names, *(definition.primary_key or ()), CHANGE_TYPE, VERSION]))
-            return net_changes(table.changelog(start, end, bucket, names), definition.primary_key)
+            names = list(dict.fromkeys([*names, *definition.schema.names, CHANGE_TYPE]))
+            return net_changes(table.changelog(start, end, bucket, names), definition)
         if whole is None:
             return table.changelog(start, end, bucket, names)
         return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
+
+
+def _lookups(piece: ReadPiece, wanted: Sequence[bytes], parts: int) -> list[ReadPiece]:
+    each = max(1, ceil(len(wanted) / parts))
+    cuts = range(0, len(wanted), each)
+    return [replace(piece, keys=None, wanted=tuple(wanted[cut : cut + each])) for cut in cuts]
 
 
 class FollowedStore:

@@ -44,6 +44,7 @@ class ReadRange:
             since the Unix epoch; None for changes only.
         keys: If given, only the rows of these keys.
         rows, changes: Of a replica or a shared table, the objects that have the rows, and the changes.
+        wanted: If given, the encoded keys of the rows, sorted; each is looked up.
     """
 
     bucket: int
@@ -53,6 +54,7 @@ class ReadRange:
     keys: KeyRange | None = None
     rows: Rows | None = None
     changes: Changes | None = None
+    wanted: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ReadPiece:
     Attributes:
         keys: If given, the rows of these keys as of ``end``; None for changes from ``start`` to ``end``.
         rows, changes: Of a replica or a shared table, the objects that are read: those of one of the two.
+        wanted: If given, the rows of these encoded keys, sorted, as of ``end``.
     """
 
     bucket: int
@@ -71,6 +74,7 @@ class ReadPiece:
     inserted_at: int | None = None
     rows: Rows | None = None
     changes: Changes | None = None
+    wanted: tuple[bytes, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class Loaded:
         pinned: The pinned read; None if only a stream can begin where the options say, for ``late``.
         rows_max: Number of rows that are read, or a little more; None if it is not known.
         stored_bytes: About how much of the index or the log is read; None if it is not known.
+        key: Columns by which rows can be looked up; empty if they can't be.
         bucketed: Number of buckets and their key, if it is one column and there is a task or more for each bucket.
     """
 
@@ -103,6 +108,7 @@ class Loaded:
     pinned: Pinned | None
     rows_max: int | None = None
     stored_bytes: int | None = None
+    key: tuple[str, ...] = ()
     bucketed: tuple[int, str] | None = None
     late: OffsetOutOfRange | None = None
 
@@ -126,6 +132,9 @@ class Reads(Protocol):
 
     def hold(self, pinned: Pinned) -> None:
         """Keep for a while what a pinned read needs, as far as the place can."""
+
+    def looks_up(self, keys: int) -> bool:
+        """Whether looking up so many keys costs less than reading all rows."""
 
     def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
         """Values of aggregates of a read without filters; None if rows must be read for one of them."""

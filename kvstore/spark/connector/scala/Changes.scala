@@ -60,7 +60,7 @@ object StoreChanges {
         ("start" -> bound(start, startsWith)) ~ ("end" -> bound(end, endsWith)),
       "read", name)
     val options = (answer \ "options").asInstanceOf[JObject].obj.collect { case (name, JString(value)) => name -> value }
-    val key = Key.of(answer)
+    val key = Key.of(answer \ "key")
     val refusal =
       if (isNet || context.computeUpdates) Some("A stream of CHANGES has every change: leave `deduplicationMode` and `computeUpdates` out.")
       else if (end != JNull) Some("A stream of CHANGES has no end: leave the ending version or timestamp out.")

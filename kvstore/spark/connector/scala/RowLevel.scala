@@ -57,8 +57,8 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
 
 /** References to the columns of a key. */
 object Key {
-  def of(answer: JValue): Array[NamedReference] =
-    (answer \ "key").children.collect { case JString(name) =>
+  def of(names: JValue): Array[NamedReference] =
+    names.children.collect { case JString(name) =>
       Expressions.column(s"`${name.replace("`", "``")}`")
     }.toArray
 }
@@ -68,10 +68,10 @@ class StoreOperation(
     table: CatalogTable, override val command: RowLevelOperation.Command, python: Python, planned: JValue)
     extends SupportsDelta {
 
-  override def rowId: Array[NamedReference] = Key.of(planned)
+  override def rowId: Array[NamedReference] = Key.of(planned \ "key")
 
   /** Of what was read when the table was loaded, because the commit counts changes from there on. */
-  override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder = new StoreScanBuilder(table)
+  override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder = new StoreScanBuilder(table, isOfStatement = true)
 
   override def newWriteBuilder(info: LogicalWriteInfo): DeltaWriteBuilder = new DeltaWriteBuilder {
     override def build(): DeltaWrite =

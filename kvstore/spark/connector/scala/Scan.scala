@@ -4,6 +4,7 @@ import java.util.OptionalLong
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
+import org.apache.spark.sql.connector.expressions.NamedReference
 import org.apache.spark.sql.connector.expressions.aggregate.Aggregation
 import org.apache.spark.sql.connector.read._
 import org.apache.spark.sql.connector.read.partitioning.{Partitioning, UnknownPartitioning}
@@ -16,7 +17,7 @@ import org.json4s.JsonDSL._
 import org.json4s.jackson.JsonMethods.{compact, parse, render}
 
 /** What one query needs of a table. Each query has its own, so that its filters concern no other. */
-class StoreScanBuilder(table: StoreTable)
+class StoreScanBuilder(table: StoreTable, isOfStatement: Boolean = false)
     extends ScanBuilder
     with SupportsPushDownRequiredColumns
     with SupportsPushDownFilters
@@ -56,16 +57,22 @@ class StoreScanBuilder(table: StoreTable)
     known.nonEmpty
   }
 
-  override def build(): Scan = known.getOrElse(new StoreScan(table, columns, filters, limit))
+  override def build(): Scan = known.getOrElse(new StoreScan(table, columns, filters, limit, isOfStatement))
 }
 
-class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int])
-    extends Scan with Batch with SupportsReportStatistics with SupportsReportPartitioning {
+class StoreScan(
+    table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int], isOfStatement: Boolean)
+    extends Scan with Batch with SupportsReportStatistics with SupportsReportPartitioning with SupportsRuntimeFiltering {
   private lazy val python = Python.of(SparkSession.active)
-  private lazy val planned =
+  private lazy val planned = plan(filters)
+
+  /** What is known only while the query runs, such as the keys on the other side of a join: a plan of its own. */
+  @volatile private var atRuntime: Option[JValue] = None
+
+  private def plan(by: Array[Filter]): JValue =
     table.ask(
       python,
-      ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> filters.flatMap(Filters.json).toList) ~
+      ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> by.flatMap(Filters.json).toList) ~
         ("cores" -> Executors.cores) ~ ("byBucket" -> table.bucketed.nonEmpty))
 
   override def readSchema: StructType = columns
@@ -83,7 +90,20 @@ class StoreScan(table: StoreTable, columns: StructType, filters: Array[Filter], 
   /** Spark need not shuffle the rows for a join or an aggregate by the bucket key. */
   override def outputPartitioning: Partitioning = table.bucketed.fold[Partitioning](new UnknownPartitioning(0))(_.partitioning)
 
-  override def planInputPartitions(): Array[InputPartition] = table.partitions(python, planned)
+  override def planInputPartitions(): Array[InputPartition] = table.partitions(python, atRuntime.getOrElse(planned))
+
+  /** None for a statement: Spark would first read the whole table for the keys of the rows that it changes. */
+  override def filterAttributes(): Array[NamedReference] = if (isOfStatement) Array.empty else keyColumns
+
+  private def keyColumns: Array[NamedReference] =
+    table.key.filter(column => columns.fieldNames.contains(column.fieldNames.head))
+
+  def isLookedUpBy(column: String): Boolean = keyColumns.exists(_.fieldNames.head == column)
+
+  override def filter(found: Array[Filter]): Unit = {
+    // In tasks that were planned before, no filter leaves out a row that another query on this scan needs.
+    atRuntime = Some(plan(filters ++ found))
+  }
 
   override def createReaderFactory(): PartitionReaderFactory = {
     val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> planned \ "filter") ~ ("limit" -> limit)

@@ -6,7 +6,7 @@ import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.connector.catalog.{SupportsRead, SupportsWrite, Table, TableCapability, TableProvider}
-import org.apache.spark.sql.connector.expressions.Transform
+import org.apache.spark.sql.connector.expressions.{NamedReference, Transform}
 import org.apache.spark.sql.connector.read.{InputPartition, ScanBuilder}
 import org.apache.spark.sql.connector.read.streaming.MicroBatchStream
 import org.apache.spark.sql.connector.write.{LogicalWriteInfo, WriteBuilder}
@@ -42,7 +42,7 @@ object Json {
 
 /** What is read: the columns to choose from, the offsets in words of Python's own, and about how many rows and bytes there are. */
 class Loaded(
-    val columns: StructType, val pinned: JValue, val rows: Option[Long], val bytes: Long,
+    val columns: StructType, val pinned: JValue, val key: Array[NamedReference], val rows: Option[Long], val bytes: Long,
     val properties: Map[String, String], val bucketed: Option[Bucketed])
 
 object Loaded {
@@ -61,8 +61,8 @@ object Loaded {
           case JObject(fields) => fields.collect { case (name, JString(value)) => name -> value }.toMap
           case _ => Map.empty[String, String]
         }
-        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", rows, bytes, properties,
-          Bucketed.of(answer \ "bucketed"))
+        new Loaded(DataType.fromJson(columns).asInstanceOf[StructType], answer \ "pinned", Key.of(answer \ "lookup"), rows, bytes,
+          properties, Bucketed.of(answer \ "bucketed"))
       case other => throw new IllegalStateException(s"No columns: $other")
     }
   }
@@ -138,6 +138,9 @@ class StoreTable(
 
   /** Buckets that are worth tasks of their own. */
   def bucketed: Option[Bucketed] = loaded.bucketed
+
+  /** Columns by which rows can be looked up, if values of all of them are given. */
+  def key: Array[NamedReference] = loaded.key
 
   /** About how many rows there are. */
   def rows: Option[Long] = loaded.rows

@@ -1,0 +1,115 @@
+package kvstore.spark
+
+import org.apache.spark.sql.SparkSessionExtensions
+import org.apache.spark.sql.catalyst.expressions._
+import org.apache.spark.sql.catalyst.optimizer.JoinSelectionHelper
+import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
+import org.apache.spark.sql.catalyst.plans.{JoinType, LeftOuter, RightOuter}
+import org.apache.spark.sql.catalyst.plans.logical._
+import org.apache.spark.sql.catalyst.rules.Rule
+import org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF
+import org.apache.spark.sql.execution.columnar.InMemoryRelation
+import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
+import org.apache.spark.sql.execution.datasources.v2.{DataSourceV2ScanRelation, FileScan}
+
+/** What the connector adds to a session: `spark.sql.extensions` has this class. */
+class Extensions extends (SparkSessionExtensions => Unit) {
+  override def apply(extensions: SparkSessionExtensions): Unit = extensions.injectOptimizerRule { session =>
+    // Scans are known only to rules that run after Spark's own, which extensions can't inject.
+    val rules = session.experimental.extraOptimizations
+    if (!rules.contains(Lookups)) session.experimental.extraOptimizations = rules :+ Lookups
+    Unchanged
+  }
+}
+
+private object Unchanged extends Rule[LogicalPlan] {
+  override def apply(plan: LogicalPlan): LogicalPlan = plan
+}
+
+/** Joins of the key of a table with a few rows read only these keys: the table gets a runtime filter.
+  *
+  * Spark itself adds one only if the other side has a condition, and never below the row numbers of a MERGE. The filter
+  * is what a broadcast of the join has; without a broadcast the other side is evaluated once more, so only sides count
+  * that give the same rows again.
+  */
+object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
+
+  /** How much larger a table is than the other side, so that evaluating that once more is worth it. */
+  private val Ratio = 4
+
+  /** A smaller table is read as fast as the other side. */
+  private val TableBytesMin = 1L << 20
+
+  override def apply(plan: LogicalPlan): LogicalPlan = plan match {
+    case subquery: Subquery if subquery.correlated => plan
+    case _ if !conf.dynamicPartitionPruningEnabled => plan
+    case _ =>
+      plan.transformUp {
+        case join @ ExtractEquiJoinKeys(kind, leftKeys, rightKeys, _, _, left, right, _) =>
+          if (canPruneLeft(kind) && isSource(right)) {
+            val source = whole(right, kind)
+            filtered(left, leftKeys, source, rightKeys).fold(join)(found =>
+              join.copy(left = whole(found, kind), right = source))
+          } else if (canPruneRight(kind) && isSource(left)) {
+            val source = whole(left, kind)
+            filtered(right, rightKeys, source, leftKeys).fold(join)(found =>
+              join.copy(left = source, right = whole(found, kind)))
+          } else join
+      }
+  }
+
+  /** One partition, which needs no shuffle: a side whose rows an outer join keeps is not broadcast. */
+  private def whole(plan: LogicalPlan, kind: JoinType): LogicalPlan = kind match {
+    case RightOuter | LeftOuter => Repartition(1, shuffle = false, plan)
+    case _ => plan
+  }
+
+  private def filtered(
+      plan: LogicalPlan, keys: Seq[Expression], source: LogicalPlan, sourceKeys: Seq[Expression]): Option[LogicalPlan] = {
+    val places = keys.zipWithIndex.collect { case (key: Attribute, place) => (key, place) }
+    var found = Option.empty[LogicalPlan]
+    for ((key, place) <- places) {
+      found = below(found.getOrElse(plan), key, source)((column, relation) =>
+        Filter(DynamicPruningSubquery(column, source, sourceKeys, Seq(place), onlyInBroadcast = false)(), relation))
+        .orElse(found)
+    }
+    found
+  }
+
+  /** Has the relation changed that a column comes from, if it can be looked up by it. */
+  private def below(plan: LogicalPlan, key: Attribute, source: LogicalPlan)(
+      change: (Attribute, LogicalPlan) => LogicalPlan): Option[LogicalPlan] = plan match {
+    case project @ Project(list, child) =>
+      list.collectFirst {
+        case same: Attribute if same.exprId == key.exprId => same
+        case renamed @ Alias(column: Attribute, _) if renamed.exprId == key.exprId => column
+      }.flatMap(below(child, _, source)(change)).map(found => project.copy(child = found))
+    case Filter(condition, _) if condition.exists(_.isInstanceOf[DynamicPruning]) => None
+    case filter @ Filter(_, child) => below(child, key, source)(change).map(found => filter.copy(child = found))
+    case relation: DataSourceV2ScanRelation =>
+      relation.scan match {
+        case scan: StoreScan if scan.isLookedUpBy(key.name) && relation.outputSet.contains(key) && isSmall(source, relation) =>
+          Some(change(key, relation))
+        case _ => None
+      }
+    case _ => None
+  }
+
+  private def isSmall(source: LogicalPlan, table: DataSourceV2ScanRelation): Boolean = {
+    val bytes = table.stats.sizeInBytes
+    bytes >= TableBytesMin && source.stats.sizeInBytes <= bytes / Ratio &&
+      source.stats.sizeInBytes <= math.max(conf.autoBroadcastJoinThreshold, TableBytesMin)
+  }
+
+  /** Whether a plan gives the same rows each time. */
+  private def isSource(plan: LogicalPlan): Boolean =
+    plan.deterministic && !plan.isStreaming && !plan.containsPattern(PYTHON_UDF) && !plan.exists {
+      case _: Project | _: Filter | _: SubqueryAlias | _: Union | _: Aggregate | _: Join | _: Sort |
+          _: RepartitionOperation | _: LocalRelation | _: Range | _: InMemoryRelation =>
+        false
+      case relation: LogicalRelation => !relation.relation.isInstanceOf[HadoopFsRelation]
+      case relation: DataSourceV2ScanRelation =>
+        !relation.scan.isInstanceOf[StoreScan] && !relation.scan.isInstanceOf[FileScan]
+      case _ => true
+    }
+}

@@ -1,0 +1,146 @@
+"""Keys that a query names are looked up: lists of them, joins with a few rows, and MERGE."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, Filter, In
+
+import kvstore
+from kvstore.spark.read.batch import KvStoreReader
+from kvstore.spark.source import KvStoreSource
+from tests.spark.catalogs import catalog_of
+from tests.spark.statements import SIMPLE, TAKEN, Rows, below, merge, rows_of
+
+SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("n", pa.int32())])
+MANY = 30_000
+"""So many rows that a join with a few looks them up."""
+
+
+def read(store: kvstore.Store, wanted: list[Filter], **options: str) -> tuple[bool, list[dict[str, Any]]]:
+    """Whether rows are looked up, and the rows."""
+    source = KvStoreSource({"path": str(store.path), "table": "t", "pushFilters": "true"} | options)
+    reader = source.reader(source.schema())
+    assert isinstance(reader, KvStoreReader)
+    reader.pushFilters(wanted)
+    tasks = reader.partitions()
+    return reader.looks_up, [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_keys_are_looked_up_as_of_any_moment(store: kvstore.Store, buckets: int) -> None:
+    schema = pa.schema([pa.field("a", pa.string(), False), pa.field("b", pa.int32(), False), pa.field("n", pa.int64())])
+    table = store.create_table("t", schema, ["a", "b"], buckets=buckets, bucket_key=["a"])
+    random, then, rows = Random(buckets), [], {}
+    for number in range(12):
+        for _ in range(30):
+            key = random.choice("uvwxyz"), random.randrange(20)
+            if random.random() < 0.3:
+                table.delete([key])
+                rows.pop(key, None)
+            else:
+                table.upsert({"a": key[0], "b": key[1], "n": number})
+                rows[key] = number
+        if random.random() < 0.5:
+            table.flush()
+        offsets = {str(bucket): end for bucket, (_, end) in table.offsets().items()}
+        then.append((json.dumps(offsets), dict(rows)))
+    for offsets, expected in [random.choice(then) for _ in range(12)] + then[-1:]:
+        some, numbers = random.sample("uvwxyz_", 2), [*random.sample(range(25), 6), None]
+        wanted = [In(("a",), tuple(some)), In(("b",), tuple(numbers)), In(("b",), tuple(range(30)))]
+        looks_up, found = read(store, wanted, asOf=offsets)
+        assert looks_up
+        assert {(row["a"], row["b"]): row["n"] for row in found} == {
+            key: n for key, n in expected.items() if key[0] in some and key[1] in numbers
+        }
+        assert len(found) == len({(row["a"], row["b"]) for row in found})
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "asked", "others"),
+    [
+        (pa.decimal128(10, 2), Decimal("1.50"), Decimal("1.5"), [Decimal("1.505")]),
+        (pa.date32(), dt.date(1969, 5, 1), dt.date(1969, 5, 1), []),
+        (pa.timestamp("ms", "UTC"), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), dt.datetime(2026, 1, 1, tzinfo=dt.UTC), []),
+        (pa.uint8(), 200, 200, [300]),
+        (pa.binary(2), b"ab", bytearray(b"ab"), [b"abc"]),
+        (pa.bool_(), True, True, []),
+    ],
+    ids=str,
+)
+def test_a_key_is_looked_up_whatever_its_type(
+    store: kvstore.Store, kind: pa.DataType, given: Any, asked: Any, others: list[Any]
+) -> None:
+    table = store.create_table("t", pa.schema([pa.field("k", kind, False), pa.field("n", pa.int32())]), "k")
+    table.upsert({"k": given, "n": 1})
+    looks_up, found = read(store, [In(("k",), (asked, None))])
+    assert (looks_up, [row["n"] for row in found]) == (True, [1])
+    for other in others:  # of no stored key: all rows that Spark may keep are read
+        assert [row["n"] for row in read(store, [In(("k",), (asked, other))])[1]] == [1]
+    assert read(store, [In(("k",), (None,))])[1] == []
+
+
+def test_rows_are_read_where_lookups_would_cost_more(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.upsert([{"k": k, "s": "x", "n": k} for k in range(MANY)])
+    for count, expected in ((1000, True), (MANY, False)):
+        looks_up, found = read(store, [In(("k",), tuple(range(count)))])
+        assert looks_up == expected
+        assert sorted(row["k"] for row in found) == list(range(count))
+    assert not read(store, [EqualTo(("n",), 7)])[0]
+    assert not read(store, [EqualTo(("k",), 7)], table="t$changelog")[0]
+
+
+def rows_read(frame: DataFrame) -> list[int]:
+    """Number of rows that each scan of a table has given to Spark."""
+    leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    plans = [leaves.apply(place) for place in range(leaves.size())]
+    return [plan.metrics().apply("numOutputRows").value() for plan in plans if plan.nodeName().startswith("BatchScan")]
+
+
+@pytest.mark.spark
+def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    rows: Rows = {k: (f"s{k % 7}" * 40, k % 5) for k in range(24, MANY, 2)}
+    table.upsert([{"k": k, "s": s, "n": n} for k, (s, n) in rows.items()])
+    table.flush()
+    with catalog_of(spark, store.path) as (name, run):
+        few = spark.range(0, 300, 3).selectExpr("cast(id as int) AS id", "'x' AS x")
+        few.createOrReplaceTempView("few")
+        expected = sorted(k for k in range(24, 300, 2) if k % 3 == 0)
+        for sql, given in (
+            (f"SELECT t.k FROM {name}.t JOIN few ON t.k = few.id", expected),
+            (f"SELECT u.k FROM (SELECT k, n AS m FROM {name}.t) u LEFT SEMI JOIN few ON u.k = few.id", expected),
+            (f"SELECT t.k FROM few LEFT JOIN {name}.t t ON t.k = few.id WHERE few.id >= 0", expected),
+        ):
+            frame = spark.sql(sql)
+            assert sorted(row.k for row in frame.collect() if row.k is not None) == given, sql
+            assert rows_read(frame) == [len(given)], sql
+        # Other joins read all rows, and so do those with rows that may differ when they are computed again.
+        for sql in (
+            f"SELECT t.k FROM {name}.t LEFT JOIN few ON t.k = few.id",
+            f"SELECT t.k FROM {name}.t JOIN (SELECT * FROM few WHERE rand() < 2) f ON t.k = f.id",
+            f"SELECT t.k FROM {name}.t JOIN few ON t.n = few.id",
+        ):
+            frame = spark.sql(sql)
+            frame.collect()
+            assert rows_read(frame) == [len(rows)], sql
+        random = Random(5)
+        simple = [below(24, each) for each in SIMPLE]
+        for _ in range(5):
+            source = rows_of(random, 8)
+            clauses = [(random.choice(simple), random.choice([TAKEN, None]))]
+            given = merge(source, ("true", lambda *_: True), clauses, True, [])
+            expected_rows = given.delta(rows).apply(rows)
+            assert "dynamicpruning" in str(run(f"EXPLAIN {given.sql}"))
+            run(given.sql)
+            found = table.scan().read_all().to_pylist()
+            assert {row["k"]: (row["s"], row["n"]) for row in found} == expected_rows, given.sql
+            rows = expected_rows
