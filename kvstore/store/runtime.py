@@ -333,7 +333,7 @@ class StoreRuntime:
         """
         handles = self.open_table(definition).handles
         for handle in handles:
-            handle.write()
+            handle.take()
         self.alterations.alter(definition, altered)
         for done, handle in enumerate(handles):
             progress(done, len(handles))
