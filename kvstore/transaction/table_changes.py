@@ -101,7 +101,8 @@ class TableChanges:
     def delete(self, keys: Keys) -> None:
         """See :meth:`Transaction.delete`."""
         self._check_keyed()
-        if self._writes is not None and (few := self._writes.deletes(keys, ROWS_MAX)) is not None:
+        is_allowed = self.definition.options.delete_behavior == "allow"
+        if self._writes is not None and is_allowed and (few := self._writes.deletes(keys, ROWS_MAX)) is not None:
             self._add_few(few)
             return
         rows = intake.key_rows(keys, layout_of(self.definition).key_schema)
