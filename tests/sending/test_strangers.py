@@ -23,6 +23,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
 from kvstore.process.calls import Answer
 from kvstore.request.preparation import request_of
+from kvstore.request.results import AppendResult
 from kvstore.request.small import SmallRequest, small_writes
 from kvstore.sending import frames, meeting, requests, sender
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
@@ -92,14 +93,14 @@ def test_garbage_instead_of_a_greeting_ends_the_connection(owned: kvstore.Table,
 
 
 def rows_frame(table: kvstore.Table) -> bytes:
-    definition = table._reading.current()
+    definition = table.parts.definition
     changes = Changes.of([("upsert", {"k": k, "v": "x", "n": 1}) for k in range(-9, -5)], definition.schema)
     request = request_of(changes, definition, 5, 0)
     return requests.encode(request, definition, Condition([b"\1\2"], [b"never"]))
 
 
 def few_frame(table: kvstore.Table) -> bytes:
-    writes = small_writes(table._reading.current())
+    writes = small_writes(table.parts.definition)
     assert writes is not None
     operations = writes.upserts([{"k": -5, "v": "x", "n": 1}, {"k": -6, "v": "y", "n": 1}], 9)
     assert operations is not None
@@ -187,14 +188,14 @@ def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
     owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = iter([True, False, True])
-    receive = sender.Sender._take
+    result_in = frames.result_in
 
-    def lose(self: sender.Sender, kind: Kind, content: bytes) -> None:
-        if kind is Kind.WRITTEN and next(lost, False):
+    def lose(content: bytes) -> AppendResult:
+        if next(lost, False):
             raise BadFrame
-        receive(self, kind, content)
+        return result_in(content)
 
-    monkeypatch.setattr(sender.Sender, "_take", lose)
+    monkeypatch.setattr(frames, "result_in", lose)
     with kvstore.open(store_path) as store:
         table = store.table("t")
         first = table.upsert({"k": 1, "v": "a", "n": 1})
