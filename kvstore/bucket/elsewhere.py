@@ -5,13 +5,35 @@ The engine knows no other process: it is given an :class:`OtherOwner`, to which 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from kvstore.errors import StoreLocked
+from kvstore.index.index import View
 from kvstore.request.small import Submitted
+from logformat.ids import Sequence, WriterId
 
-if TYPE_CHECKING:
-    from kvstore.bucket.handle import BucketHandle
+
+class ThisBucket(Protocol):
+    """The bucket's handle, for what sends its requests; see :class:`kvstore.bucket.handle.BucketHandle`."""
+
+    def is_owned_elsewhere(self) -> bool:
+        """Whether another process owns the bucket, or recovers it now."""
+
+    def lock_identity(self) -> tuple[int, int] | None:
+        """Device and inode of the file of the bucket's lock."""
+
+    def try_own(self) -> bool:
+        """Become the bucket's owner; False if another process is."""
+
+    def take_in(self, request: Submitted, *, here: bool = False) -> bool:
+        """Have a request answered here; False if this process does not own the bucket."""
+
+    def latest(self) -> AbstractContextManager[View]:
+        """A view of every acknowledged change, for short reads."""
+
+    def last_sequence(self, writer_id: WriterId) -> Sequence | None:
+        """Sequence of a writer's last batch."""
 
 
 class OtherOwner(Protocol):
@@ -32,7 +54,7 @@ class OtherOwner(Protocol):
             InvalidRequest: The request does not fit the table. Nothing was sent.
         """
 
-    def meet(self, handle: BucketHandle, refused: StoreLocked, /) -> None:
+    def meet(self, handle: ThisBucket, refused: StoreLocked, /) -> None:
         """Meet it, or return if the bucket may be free now.
 
         Args:
@@ -59,7 +81,7 @@ class NoOtherOwner:
         """False."""
         return False
 
-    def meet(self, _: BucketHandle, refused: StoreLocked) -> None:
+    def meet(self, _: ThisBucket, refused: StoreLocked) -> None:
         """Raise the refusal."""
         raise refused
 

@@ -32,6 +32,8 @@ from logformat.ids import BucketId, TableId
 MEET_SECONDS = 10.0
 """How long a sender waits for an owner to connect, and either side for the first frame of the other."""
 _LOOK_SECONDS = 0.05
+_REFUSALS_MAX = 20
+"""Looks, some 20 ms one after the other, after which a name on which no process listens is removed."""
 _NAME = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9a-f]{32}\.socket")
 _NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
@@ -49,6 +51,7 @@ class MeetingPlace:
         self.path = store / paths.SENDERS
         self._files = files
         self._clock = clock
+        self._refusals: dict[str, int] = {}
 
     def owner_of(self, table: TableId, bucket: BucketId, is_owned: Callable[[], bool]) -> socket.socket | None:
         """Wait until the owner of a bucket has connected; None if it has not, or the bucket has no owner any more.
@@ -96,9 +99,14 @@ class MeetingPlace:
                 other.close()
                 if error.errno not in _NO_LISTENER:
                     raise
-                with suppress(FileNotFoundError):
-                    self._files.remove(self.path / name)
+                # It may have bound the name, and not listen yet.
+                times = self._refusals[name] = self._refusals.get(name, 0) + 1
+                if error.errno == errno.ENOENT or times > _REFUSALS_MAX:
+                    del self._refusals[name]
+                    with suppress(FileNotFoundError):
+                        self._files.remove(self.path / name)
                 return None
+            self._refusals.pop(name, None)
             return _kept(other)
 
     @contextmanager

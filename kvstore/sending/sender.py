@@ -30,7 +30,7 @@ from uuid import uuid4
 from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.elsewhere import ThisBucket
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     InvalidRequest,
@@ -105,7 +105,7 @@ class Sender:
         self._meeting = threading.Lock()
         self._changed = threading.Condition()
         # Guarded by the condition
-        self._handle: BucketHandle | None = None
+        self._handle: ThisBucket | None = None
         self._connection: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._recovers = False
@@ -144,7 +144,7 @@ class Sender:
         if self._send(Sent(None, answer)):
             answer_of(answer)
 
-    def meet(self, handle: BucketHandle, refused: StoreLocked) -> None:
+    def meet(self, handle: ThisBucket, refused: StoreLocked) -> None:
         """Meet the owner; see :meth:`kvstore.bucket.elsewhere.OtherOwner.meet`."""
         with self._meeting:
             with self._changed:
@@ -176,7 +176,7 @@ class Sender:
 
     # Meeting
 
-    def _met(self, handle: BucketHandle, refused: StoreLocked) -> socket.socket | None:
+    def _met(self, handle: ThisBucket, refused: StoreLocked) -> socket.socket | None:
         """A connection to the owner; None if there may be none now.
 
         Raises:
@@ -200,7 +200,7 @@ class Sender:
             connection.close()
             raise
 
-    def _owner_takes_requests(self, handle: BucketHandle) -> bool:
+    def _owner_takes_requests(self, handle: ThisBucket) -> bool:
         deadline = self._clock.monotonic() + _HINT_SECONDS
         while not takes_requests(self._context.place.directory / paths.LOCK_FILE):
             if self._clock.monotonic() >= deadline or not handle.is_owned_elsewhere():
@@ -208,7 +208,7 @@ class Sender:
             pause()  # it may just have taken the lock, and not have said so yet
         return True
 
-    def _greeted(self, handle: BucketHandle, connection: socket.socket) -> socket.socket | None:
+    def _greeted(self, handle: ThisBucket, connection: socket.socket) -> socket.socket | None:
         identity, lock = self._context.place.identity, handle.lock_identity()
         if lock is None:
             connection.close()
@@ -502,7 +502,7 @@ class Sender:
                 self._give_up(number, error)
         return None
 
-    def _answer_here(self, handle: BucketHandle) -> None:
+    def _answer_here(self, handle: ThisBucket) -> None:
         """Submit what was not answered to the own engine, in order, and wait for the answers."""
         waiting: list[tuple[int, Sent, Future[AppendResult | None]]] = []
         for number, sent in self._sent.items():

@@ -1,0 +1,283 @@
+"""What a broken or hostile process sends to an owner, or how an owner may fail: an error, and no harm to others."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+import kvstore
+from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
+from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
+from kvstore.process.calls import Answer
+from kvstore.request.preparation import request_of
+from kvstore.request.results import AppendResult
+from kvstore.request.small import SmallRequest, small_writes
+from kvstore.sending import frames, meeting, requests, sender
+from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
+from kvstore.sending.meeting import MeetingPlace
+from kvstore.sending.requests import Condition
+from logformat import paths
+from logformat.ids import BucketId, TableId
+from logformat.rows.changes import Changes
+from tests.sending.writers import create
+from tests.support.processes import Child, Pipe
+from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
+
+TABLE, BUCKET = TableId(1), BucketId(0)
+
+
+def greeting_of(table: kvstore.Table, **other: Any) -> Greeting:
+    handle = table.bucket(0).handle
+    lock = handle.lock_identity()
+    assert lock is not None
+    return Greeting(frames.VERSION, uuid4(), handle.identity.store_id, TABLE, BUCKET, lock)._replace(**other)
+
+
+def met(path: Path) -> socket.socket:
+    """A connection of a stranger to the owner of the bucket, which is this process."""
+    found = MeetingPlace(path, Files(), SystemClock()).owner_of(TABLE, BUCKET, lambda: True)
+    assert found is not None
+    found.settimeout(60)
+    return found
+
+
+def answers(connection: socket.socket) -> list[tuple[Kind, bytes]]:
+    """All that the owner says until it ends the connection."""
+    connection.shutdown(socket.SHUT_WR)
+    data = bytearray()
+    try:
+        while more := connection.recv(1 << 16):
+            data += more
+    except ConnectionError:
+        pass
+    return list(frames_in(data))
+
+
+@pytest.fixture(scope="module")
+def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Table]:
+    """A table whose bucket this process owns."""
+    path = tmp_path_factory.mktemp("owned") / "store"
+    create(path)
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        table.upsert({"k": 0, "v": "owner", "n": 0})
+        yield table
+        assert store.check()
+
+
+def path_of(table: kvstore.Table) -> Path:
+    return table.bucket(0).handle.place.directory.parents[2]
+
+
+@given(data=st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda body: frame(Kind.GREETING, body))))
+@settings(max_examples=15)
+def test_garbage_instead_of_a_greeting_ends_the_connection(owned: kvstore.Table, data: bytes) -> None:
+    with closing(met(path_of(owned))) as stranger:
+        stranger.sendall(data)
+        assert answers(stranger) == []
+    owned.upsert({"k": 1, "v": "after", "n": 1})
+
+
+def rows_frame(table: kvstore.Table) -> bytes:
+    definition = table.parts.definition
+    changes = Changes.of([("upsert", {"k": k, "v": "x", "n": 1}) for k in range(-9, -5)], definition.schema)
+    request = request_of(changes, definition, 5, 0)
+    return requests.encode(request, definition, Condition([b"\1\2"], [b"never"]))
+
+
+def few_frame(table: kvstore.Table) -> bytes:
+    writes = small_writes(table.parts.definition)
+    assert writes is not None
+    operations = writes.upserts([{"k": -5, "v": "x", "n": 1}, {"k": -6, "v": "y", "n": 1}], 9)
+    assert operations is not None
+    return requests.encode_few(SmallRequest(operations, writes, Answer(), 5, 0), Condition([b"\1\2"], [b"never"]))
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_a_damaged_request_ends_the_connection_or_is_refused(owned: kvstore.Table, data: st.DataObject) -> None:
+    kind, whole = data.draw(st.sampled_from([(Kind.WRITE, rows_frame(owned)), (Kind.WRITE_FEW, few_frame(owned))]))
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    path = path_of(owned)
+    with closing(met(path)) as stranger:
+        stranger.sendall(greeting_of(owned).encode() + numbered(kind, 3, bytes(damaged)))
+        found = [each for each, _ in answers(stranger)]
+        assert found[0] is Kind.WELCOME
+        assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN}
+    owned.upsert({"k": 1, "v": "after", "n": 1})
+    assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("other", "error"),
+    [
+        ({"version": 99}, UnsupportedVersion),
+        ({"store_id": uuid4()}, NotAStore),
+        ({"lock": (1, 2)}, StoreReplaced),
+    ],
+)
+def test_a_stranger_is_refused_by_name(owned: kvstore.Table, other: dict[str, object], error: type) -> None:
+    path = path_of(owned)
+    with closing(met(path)) as stranger:
+        stranger.sendall(greeting_of(owned, **other).encode())
+        ((kind, content),) = answers(stranger)
+    assert kind is Kind.REFUSED
+    assert type(frames.decode_error(content)) is error
+
+
+def own(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert({"k": 0, "v": "owner", "n": 0})
+        pipe.send("owns")
+        pipe.recv()
+
+
+@pytest.fixture
+def owner(store_path: Path) -> Iterator[Child]:
+    create(store_path)
+    with Child(own, store_path) as child:
+        assert child.hear() == "owns"
+        yield child
+
+
+def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sender.ANSWER_SECONDS <= 30
+    assert meeting.MEET_SECONDS <= 10
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(meeting, "MEET_SECONDS", 0.5)
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "met", "n": 1})
+        os.kill(owner.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(NotAcknowledged, match="has not answered"):
+                table.upsert({"k": 2, "v": "unknown", "n": 2})
+            with pytest.raises(StoreLocked, match=f"stopped.*holder_pid={owner.pid}"):
+                table.upsert({"k": 3, "v": "refused", "n": 3})
+        finally:
+            os.kill(owner.pid, signal.SIGCONT)
+        monkeypatch.setattr(sender, "ANSWER_SECONDS", 30)
+        monkeypatch.setattr(meeting, "MEET_SECONDS", 30)
+        for n in range(4, 8):
+            table.upsert({"k": n, "v": "again", "n": n})
+        found = {row["k"] for row in rows_of(table)}
+        assert found - {2} == {0, 1, 4, 5, 6, 7}
+        assert store.check()
+
+
+def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = iter([True, False, True])
+    result_in = frames.result_in
+
+    def lose(content: bytes) -> AppendResult:
+        if next(lost, False):
+            raise BadFrame
+        return result_in(content)
+
+    monkeypatch.setattr(frames, "result_in", lose)
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        first = table.upsert({"k": 1, "v": "a", "n": 1})
+        assert first.duplicated
+        assert first.first_offset == 1
+        assert table.upsert({"k": 2, "v": "b", "n": 2}).duplicated
+        assert table.increment(1, {"n": 1})["n"] == 2
+        assert [change["n"] for batch in table.changelog() for change in batch.to_pylist()] == [0, 1, 2, 1, 2]
+
+
+def test_a_table_that_was_altered_meanwhile(owner: Child, store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        for n in range(3):
+            table.upsert({"k": n, "v": "a", "n": n})
+            store.add_columns("t", [pa.field(f"c{n}", pa.int64())])
+            table.upsert({"k": n, f"c{n}": n})
+        assert [row["c2"] for row in rows_of(table)] == [None, None, 2]
+
+
+def test_a_store_is_copied_while_it_is_written_by_several(owner: Child, store_path: Path, tmp_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "a", "n": 1})
+        table.flush()
+        shutil.copytree(store_path, tmp_path / "copy")
+    with kvstore.open(tmp_path / "copy") as copy:
+        copy.table("t").upsert({"k": 2, "v": "b", "n": 2})
+
+
+def test_the_path_of_a_store_may_be_longer_than_that_of_a_socket(tmp_path: Path) -> None:
+    path = tmp_path / ("long" * 40) / "store"
+    path.parent.mkdir()
+    create(path)
+    with Child(own, path) as child, kvstore.open(path) as store:
+        assert child.hear() == "owns"
+        store.table("t").upsert({"k": 1, "v": "a", "n": 1})
+        senders = path / paths.SENDERS
+        assert stat.S_IMODE(senders.stat().st_mode) == 0o700
+        assert [each.name for each in senders.iterdir()] == ["0.slot"]
+
+
+def test_a_socket_is_for_its_user_only(store_path: Path) -> None:
+    create(store_path)
+    modes: list[int] = []
+
+    def is_owned() -> bool:
+        modes.extend(stat.S_IMODE(each.stat().st_mode) for each in (store_path / paths.SENDERS).iterdir())
+        return False
+
+    place = MeetingPlace(store_path, Files(), SystemClock())
+    assert place.owner_of(TABLE, BUCKET, is_owned) is None
+    assert modes == [0o600]
+    assert place.waiting() == []
+
+
+def test_the_socket_of_a_sender_that_was_killed_is_removed_by_the_owner(owned: kvstore.Table) -> None:
+    senders = path_of(owned) / paths.SENDERS
+    senders.mkdir(exist_ok=True)
+    directory = os.open(senders, os.O_RDONLY)
+    name = f"{TABLE}.{BUCKET}.{'0' * 32}.socket"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(f"/proc/self/fd/{directory}/{name}")
+    os.close(directory)
+    wait_until(lambda: not (senders / name).exists())
+
+
+def test_children_of_a_fork_send_for_themselves(owner: Child, store_path: Path) -> None:
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "parent", "n": 1})
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                with pytest.raises(ForkedStore):
+                    table.upsert({"k": 2, "v": "child", "n": 2})
+                with kvstore.open(store_path) as again:
+                    again.table("t").upsert({"k": 2, "v": "child", "n": 2})
+                status = 0
+            finally:
+                os._exit(status)
+        assert os.waitpid(pid, 0)[1] == 0
+        table.upsert({"k": 3, "v": "parent", "n": 3})
+        assert [row["v"] for row in rows_of(table)] == ["owner", "parent", "child", "parent"]
