@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -57,7 +57,11 @@ class View:
 
     Attributes:
         leaves: The argument.
+        layers: The rows that the view has and the index lacks, in dicts that do not change any more, the newest first,
+            empty where one was deleted; None if they are not in dicts.
     """
+
+    layers: Sequence[Mapping[bytes, bytes]] | None = ()
 
     def __init__(
         self, transaction: Transaction, leaves: Leaves | None = None, mapped: MappedFile | None = None
@@ -232,6 +236,10 @@ class View:
     def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
         return self._between(start, stop)
+
+    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Like :meth:`get`, of the rows that the index has."""
+        return self.get(keys)
 
     def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
         """Keys and rows that the view has and the index lacks, in key order, empty if deleted; None for no such."""

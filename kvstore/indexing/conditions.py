@@ -40,12 +40,31 @@ class Condition:
         if self.values is not None:
             if len(self.values) == 1:
                 return field == self.values[0] if self.values[0].is_valid else field.is_null()
-            values = self.values
-            if pa.types.is_floating(values.type):  # `isin` tells the zeros apart, and `==` does not
-                values = pa.concat_arrays([values, pc.negate(values.filter(pc.equal(values, 0)))])
-            return field.isin(values)
+            return field.isin(self._set)
         ends = [None if self.low is None else field >= self.low, None if self.high is None else field <= self.high]
         return reduce(and_, (end for end in ends if end is not None))
+
+    def of(self, rows: pa.RecordBatch) -> pa.Array:
+        """Whether it is true for each row, bool; null is false. For few rows much faster than the expression."""
+        column = rows.column(self.column)
+        if self.values is not None:
+            if len(self.values) != 1:
+                return pc.is_in(column, value_set=self._set)
+            return pc.equal(column, self.values[0]) if self.values[0].is_valid else pc.is_null(column)
+        ends = []
+        if self.low is not None:
+            ends.append(pc.greater_equal(column, self.low))
+        if self.high is not None:
+            ends.append(pc.less_equal(column, self.high))
+        return reduce(pc.and_, ends)
+
+    @property
+    def _set(self) -> pa.Array:
+        """The values, of which a set tells the zeros of floats apart, as a comparison does not."""
+        assert self.values is not None
+        if not pa.types.is_floating(self.values.type):
+            return self.values
+        return pa.concat_arrays([self.values, pc.negate(self.values.filter(pc.equal(self.values, 0)))])
 
     def codes(self) -> list[bytes]:
         """Codes of the values, in their order."""
@@ -68,6 +87,11 @@ def conditions_of(given: Mapping[str, Any], schema: pa.Schema) -> list[Condition
     if unknown := [name for name in given if name not in schema.names]:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
     return [_condition(schema.field(name), value) for name, value in given.items()]
+
+
+def matching(rows: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
+    """The rows for which all conditions are true."""
+    return rows.filter(reduce(pc.and_, (each.of(rows) for each in conditions)))
 
 
 def expression_of(conditions: Sequence[Condition]) -> pc.Expression:

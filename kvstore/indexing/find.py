@@ -12,10 +12,9 @@ from itertools import islice, product
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.index.index import View
-from kvstore.indexing.conditions import Condition
+from kvstore.indexing.conditions import Condition, matching
 from kvstore.indexing.entries import columns_of
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
@@ -89,11 +88,13 @@ def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, 
     return Search(index, [between(index.index_id, code, code) for code in codes], used) if used else None
 
 
-def rows_by(search: Search, view: View, definition: TableDefinition, condition: pc.Expression) -> pa.RecordBatch | None:
-    """The rows of a view for which a condition is true, in key order; None if a scan is to be preferred.
+def rows_by(
+    search: Search, view: View, definition: TableDefinition, conditions: Sequence[Condition]
+) -> pa.RecordBatch | None:
+    """The rows of a view for which all conditions are true, in key order; None if a scan is to be preferred.
 
     Args:
-        search: Finds all rows of the view's index for which it can be true.
+        search: Finds all rows of the view's index for which they can be true.
         definition: It has the schemas of all rows of the view.
 
     Raises:
@@ -104,23 +105,23 @@ def rows_by(search: Search, view: View, definition: TableDefinition, condition: 
         return None
     layout, newer = layout_of(definition), view.newer()
     if newer is not None:
-        keys += _matching(definition, newer, condition)
+        keys += _matching(definition, newer, conditions)
     column = BinaryColumn.from_list(sorted(set(keys)))
     there, values = view.find(column)
     if not there.any():
         return intake.empty(layout.columns())
     rows, _ = layout.decode_found(column.take(np.flatnonzero(there)), values)
-    return rows.filter(condition)
+    return matching(rows, conditions)
 
 
 def _matching(
-    definition: TableDefinition, newer: tuple[BinaryColumn, BinaryColumn], condition: pc.Expression
+    definition: TableDefinition, newer: tuple[BinaryColumn, BinaryColumn], conditions: Sequence[Condition]
 ) -> list[bytes]:
-    """Keys of the newer rows for which a condition is true."""
+    """Keys of the newer rows for which all conditions are true."""
     keys, rows = newer
     places = np.flatnonzero(rows.lengths > 0)
     if not len(places):
         return []
     layout = layout_of(definition)
     found, _ = layout.decode_found(keys.take(places), rows.take(places))
-    return layout.encode_keys(found.filter(condition)).to_list()
+    return layout.encode_keys(matching(found, conditions)).to_list()

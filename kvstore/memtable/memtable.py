@@ -408,4 +408,5 @@ def _over(tree: View, published: Published) -> View:
         both = tree.writers() | published.writers.all()
         return {id: entry for id, entry in both.items() if entry is not None}
 
-    return NewerView(tree, published.state, published.find_all, lambda: published.run, writers)
+    layers = published.rows.dicts
+    return NewerView(tree, published.state, published.find_all, lambda: published.run, writers, layers)

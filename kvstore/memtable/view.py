@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class NewerView(View):
             that there is none.
         run: Returns all rows that changed since the index.
         writers: Returns all writers that this view has.
+        layers: See :class:`View`.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class NewerView(View):
         find_all: Callable[[BinaryColumn], list[bytes | None]],
         run: Callable[[], Run],
         writers: Callable[[], dict[WriterId, WriterEntry]],
+        layers: Sequence[Mapping[bytes, bytes]] | None = None,
     ) -> None:
+        self.layers = layers
         # The pages of an index without rows can't be divided.
         self.leaves = tree.leaves if tree.leaves is not None and tree.bounds() is not None else None
         self._tree = tree
@@ -129,6 +132,10 @@ class NewerView(View):
     def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
         return self._tree.entries(start, stop)
+
+    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See :meth:`View.get_stored`."""
+        return self._tree.get(keys)
 
     def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
         """See :meth:`View.newer`."""

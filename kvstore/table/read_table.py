@@ -16,10 +16,11 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import OffsetOutOfRange, StoreError
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
 from kvstore.history.versions import history_of
 from kvstore.indexing.conditions import conditions_of
 from kvstore.indexing.entries import columns_of
+from kvstore.indexing.single import UNKNOWN
 from kvstore.meta.state import TableDefinition
 from kvstore.process.meter import GETS_TIMED
 from kvstore.read.binlog import binlog_of, binlog_schema, changelog_columns
@@ -29,7 +30,7 @@ from kvstore.read.follow import polled, range_between
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
 from kvstore.read.lookup import rows_of_keys, rows_of_prefix
 from kvstore.read.ranges import Span, check_not_whole, prefix_row, span_of
-from kvstore.read.scan import offset_as_of, rows_where, scan_schema
+from kvstore.read.scan import check_filter, offset_as_of, rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
 from kvstore.request.partition import buckets_of_rows, place_in
 from kvstore.request.row_layout import layout_of
@@ -282,8 +283,34 @@ class ReadTable:
         Args:
             columns: See :meth:`find`, also for errors.
         """
-        found = self.find(**columns).slice(0, 1)
-        return next(iter(rows_of(found, found.schema)), None)
+        row = self._reading.found_one(columns)
+        if row is UNKNOWN:
+            found = self.find(**columns).slice(0, 1)
+            return next(iter(rows_of(found, found.schema)), None)
+        return row
+
+    def explain(self, filter: pc.Expression | None = None, **columns: Any) -> str:
+        """Say how rows are found: by which index, in which part of the keys, or by reading all rows.
+
+        Args:
+            filter: As of :meth:`scan`.
+            columns: In place of a filter, as of :meth:`find`.
+
+        Returns:
+            One line of text for people; its words may change.
+
+        Raises:
+            InvalidRequest: Both are given, or neither is, or the filter does not fit the columns.
+            SchemaMismatch: See :meth:`find`.
+            UnsupportedOperation: It is a log table.
+        """
+        definition = self._reading.keyed()
+        if (filter is None) == (not columns):
+            raise InvalidRequest("Give a filter, as of scan(), or columns, as of find().", columns=list(columns))
+        if filter is not None:
+            check_filter(filter, definition.schema)
+            return self._reading.explained(definition, filter)
+        return self._reading.explained(definition, conditions_of(columns, definition.schema))
 
     def count(self) -> int:
         """Number of rows; for a log table, number of appended records.

@@ -26,7 +26,9 @@ from kvstore.history.past import Past
 from kvstore.history.shape import check_shapes, shaped
 from kvstore.index.index import View
 from kvstore.indexing.conditions import Condition, expression_of
+from kvstore.indexing.entries import columns_of
 from kvstore.indexing.find import best_search, rows_by
+from kvstore.indexing.single import UNKNOWN, SingleSearches, Unknown
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -79,6 +81,7 @@ class Reading:
         self._one_moment = opened.one_moment
         self.meter = opened.meter
         self.gets = opened.meter.gets
+        self._searches: tuple[TableDefinition, list[SingleSearches]] | None = None
         self.use_catalog(opened.catalog)
 
     def use_catalog(self, catalog: CatalogReads) -> None:
@@ -228,6 +231,26 @@ class Reading:
             rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
             return list(first_rows(rows, limit))
 
+    def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
+        """The row of :meth:`ReadTable.find_one`, if it can be found without Arrow."""
+        if len(columns) != 1:
+            return UNKNOWN
+        definition = self.keyed()
+        known = self._searches
+        if known is None or known[0] is not definition:
+            self._searches = known = definition, [SingleSearches(definition) for _ in self.handles]
+        [(column, value)] = columns.items()
+        if not known[1][0].serves(column, value):
+            return UNKNOWN
+        with self.one_moment():
+            for handle, searches in zip(self.handles, known[1], strict=True):
+                with handle.latest() as view:
+                    # Read after the view: else it may have rows of a schema that the definition does not have.
+                    found = searches.find(view, column, value) if self.latest() is definition else UNKNOWN
+                if found is not None:
+                    return found
+        return None
+
     def found(self, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.Table:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""
         self.current()
@@ -239,13 +262,36 @@ class Reading:
                     with handle.latest() as view:
                         current = self.latest().named_as(definition)
                         search = best_search(current, conditions)
-                        found = None if search is None else rows_by(search, view, current, expression)
+                        found = None if search is None else rows_by(search, view, current, conditions)
                         batches.append(None if found is None else found.select(definition.schema.names))
                     if found is None:
                         break
             if None not in batches:
                 return pa.Table.from_batches(batches, definition.schema)
         return self.rows(definition, filter=expression).read_all()
+
+    def explained(self, definition: TableDefinition, asked: pc.Expression | Sequence[Condition]) -> str:
+        """How rows with a condition are found; see :meth:`ReadTable.explain`."""
+        expression = asked if isinstance(asked, pc.Expression) else expression_of(asked)
+        search = None if isinstance(asked, pc.Expression) else best_search(definition, asked)
+        ranges = whole = 0
+        with self.one_moment():
+            for handle in self.handles:
+                with handle.snapshot() as view:
+                    current = self.latest().named_as(definition)
+                    if search is not None and search.keys(view) is None:
+                        search = None
+                    bounds, possible = view.bounds(), ranges_where(view, current, expression)
+                    ranges += len(possible)
+                    whole += bounds is not None and any(
+                        each.start <= bounds[0] and (each.stop is None or each.stop > bounds[1]) for each in possible
+                    )
+        if search is not None:
+            names = columns_of(definition, search.index)[: search.columns]
+            return f"index {search.index.name} by {', '.join(names)}"
+        if not ranges:
+            return "nothing is read: no key can have such a row"
+        return "scan of all rows" if whole else f"scan of {ranges} range{'s' * (ranges > 1)} of keys"
 
     def changelog(
         self,

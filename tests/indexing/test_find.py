@@ -192,6 +192,23 @@ def test_only_entries_of_the_value_are_read(store: kvstore.Store, monkeypatch: p
     assert read() == 0
 
 
+def test_explain_says_what_is_read(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes=INDEXES)
+    nothing = "nothing is read: no key can have such a row"
+    assert table.explain(mail="a") == table.explain(pc.field("mail") == "a") == nothing
+    table.upsert([{"id": number, "mail": f"m{number}", "age": number % 2} for number in range(3000)])
+    table.flush()
+    assert table.explain(mail=("m5", "m6")) == "index by_mail by mail"
+    assert table.explain(age=1, mail="a") == "index by_age_and_mail by age, mail"
+    assert table.explain(age=1) == "scan of all rows", "it has half of them"
+    assert table.explain(pc.field("mail") == "a") == "scan of all rows"
+    assert table.explain(pc.field("id") == 5) == table.explain(id=5) == "scan of 1 range of keys"
+    with pytest.raises(InvalidRequest, match=r"Give a filter"):
+        table.explain()
+    with pytest.raises(InvalidRequest, match=r"Give a filter"):
+        table.explain(pc.field("id") == 5, id=5)
+
+
 def test_entries_follow_renamed_and_added_columns(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "id", indexes={"by_mail": "mail"})
     table.upsert({"id": 1, "mail": "a"})

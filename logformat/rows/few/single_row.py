@@ -60,7 +60,8 @@ class SingleRowCodec:
         kinds = [schema.field(name).type for name in key]
         self._schema_id = max(schemas)
         self._key = list(key)
-        self._encoders = list(map(_encoder, kinds))
+        self._kinds = kinds
+        self._encoders = list(map(encoder_of, kinds))
         self._as_stored = [(nth, as_stored) for nth, as_stored in enumerate(map(_as_stored, kinds)) if as_stored]
         self.encode_key = _whole_key(kinds[0], self._encoded) if len(key) == 1 else self._encoded
         self._names = schema.names if columns is None else list(columns)
@@ -107,6 +108,17 @@ class SingleRowCodec:
         except (ValueError, OverflowError):
             return None
         return dict(zip(self._names, row if in_order is None else in_order(row), strict=True))
+
+    def key_of(self, code: bytes) -> Any | None:
+        """The key that has this code, of one column of integers or text; None if it has another type."""
+        kind = self._kinds[0]
+        if len(self._kinds) > 1:
+            return None
+        if pa.types.is_integer(kind):
+            return int.from_bytes(code[len(ROW) :], "big") - _bias(kind)
+        if pa.types.is_string(kind):
+            return code[len(ROW) : -1].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01").decode()
+        return None
 
     def _row_of(self, schema_id: int) -> tuple[Decode, InOrder | None]:
         """Decoder of the columns outside the key, of rows of a schema; and the order of all columns."""
@@ -182,7 +194,7 @@ def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
     return encoded
 
 
-def _encoder(kind: pa.DataType) -> Encode:
+def encoder_of(kind: pa.DataType) -> Encode:
     """Encoder of values of a key's column; None is what the general codec has to encode, or to refuse."""
     types = pa.types
     if types.is_string(kind):
