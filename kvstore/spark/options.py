@@ -18,7 +18,7 @@ from logformat.ids import OFFSET_MAX
 _ALL = ("path", "table")
 _READS = (
     *("columns", "asOf", "startingOffsets", "startingTimestamp", "endingOffsets", "endingTimestamp"),
-    *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters", "consumer"),
+    *("maxOffsetsPerTrigger", "failOnDataLoss", "pushFilters", "consumer", "filter"),
 )
 _WRITES = ("txnId",)
 _STREAM_WRITES = ("writer", "takeover")
@@ -52,6 +52,7 @@ class Options:
         start, end, as_of: None if the option is not given.
         offsets_max: Maximum number of offsets in one batch of a stream.
         fail_on_data_loss: Whether reading raises an error if changes have expired.
+        filter: A condition on the rows whose changes are read, as text; None for all.
         push_filters: Whether filters that Spark pushes down are used; see ``batch.PushFilters``.
         consumer: Name of the consumer that records the progress of a stream; None for no consumer.
         transaction: Name of the writer of a batch write that is applied once.
@@ -69,6 +70,7 @@ class Options:
     as_of: int | dict[int, int] | dt.datetime | None
     offsets_max: int | None
     fail_on_data_loss: bool
+    filter: str | None
     push_filters: bool
     consumer: str | None
     transaction: str | None
@@ -110,6 +112,7 @@ class Options:
             as_of=_as_of(options.get("asof")),
             offsets_max=_count(options.get("maxoffsetspertrigger")),
             fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
+            filter=options.get("filter"),
             push_filters=_flag("pushFilters", options.get("pushfilters", "false")),
             consumer=consumer_name(options["consumer"]) if "consumer" in options else None,
             transaction=_name("txnId", options.get("txnid"), TRANSACTION),
@@ -121,6 +124,8 @@ class Options:
             raise InvalidRequest(
                 "Starting and ending offsets are for a changelog, `<table>$changelog`; for earlier rows give `asOf`."
             )
+        if kind is Kind.ROWS and options_read.filter is not None:
+            raise InvalidRequest("Option `filter` is for changes, `<table>$changelog`; use where() for the rows.")
         if kind is not Kind.ROWS and options_read.as_of is not None:
             raise InvalidRequest("Option `asOf` is for a table's rows; a changelog ends at `endingOffsets`.")
         return options_read

@@ -39,6 +39,7 @@ def spark_options_seeds() -> list[bytes]:
         "maxOffsetsPerTrigger": ["100"],
         "failOnDataLoss": ["FALSE"],
         "pushFilters": ["true"],
+        "filter": ["n > 3"],
         "consumer": ["c"],
         "txnId": ["ü"],
         "writer": ["w"],
@@ -48,7 +49,7 @@ def spark_options_seeds() -> list[bytes]:
     places = ("/a/store", "file:///a", "s3://bucket/x", "file://elsewhere/x")
     seeds = [f"path\0{place}\0table\0t$changelog\0startingOffsets\0earliest" for place in places]
     for name, texts in values.items():
-        kind = "$binlog" if name.startswith(("starting", "ending")) else ""
+        kind = "$binlog" if name.startswith(("starting", "ending", "filter")) else ""
         seeds += [f"path\0/a\0table\0t{kind}\0{name}\0{text}" for text in texts]
     return [seed.encode() for seed in seeds]
 

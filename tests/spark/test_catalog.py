@@ -226,6 +226,35 @@ def test_a_statement_changes_a_table_by_one_commit_or_not_at_all(
     assert store_of_catalog.list_tables() == ["t"]
 
 
+def test_other_changes_of_a_table_are_refused_as_a_whole(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
+    run(spark, "CREATE TABLE kv.t (k bigint, n int, f float, m decimal(10, 2), st struct<x: int>, PRIMARY KEY (k))")
+    schema = store_of_catalog["t"].schema
+    for sql, message in {
+        "ALTER COLUMN n TYPE bigint": "keeps its type",
+        "ALTER COLUMN f TYPE double": "keeps its type",
+        "ALTER COLUMN m TYPE decimal(12, 2)": "keeps its type",
+        "ALTER COLUMN n SET DEFAULT 3": "can't be changed like this",
+        "ALTER COLUMN n FIRST": "can't be changed like this",
+        "ALTER COLUMN n AFTER m": "can't be changed like this",
+        "ALTER COLUMN n COMMENT 'c'": "keeps no comments",
+        "ADD COLUMNS (y int, st.z int)": "field of a struct",
+        "RENAME COLUMN st.x TO y": "field of a struct",
+        "DROP COLUMNS (n, st.x)": "field of a struct",
+        "ADD COLUMNS (y int, z int DEFAULT 3)": "have no DEFAULT",
+        "ADD COLUMNS (y int, z int AFTER k)": "leave FIRST and AFTER out",
+        "ADD COLUMNS (y int, z int NOT NULL)": "must be nullable",
+        "SET TBLPROPERTIES ('table.log.ttl' = '7 d', 'comment' = 'c')": "keeps no comments",
+    }.items():
+        with pytest.raises(AnalysisException, match=f"(?s){message}"):
+            run(spark, f"ALTER TABLE kv.t {sql}")
+        assert (store_of_catalog["t"].schema, store_of_catalog["t"].options.retention_ms) == (schema, None), sql
+    with pytest.raises(AnalysisException, match="keeps no comments"):
+        run(spark, "COMMENT ON TABLE kv.t IS 'c'")
+    with pytest.raises(AnalysisException, match="UNSUPPORTED_FEATURE"):
+        run(spark, "CREATE TABLE kv.u (k bigint, n int DEFAULT 3, PRIMARY KEY (k))")
+    assert store_of_catalog.list_tables() == ["t"]
+
+
 def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_of_catalog: kvstore.Store) -> None:
     properties = "'bucket.key' = 'kK', 'table.merge-engine' = 'aggregation', 'fields.N.agg' = 'sum'"
     run(spark, f"CREATE TABLE kv.Files (Kk bigint, n int, PRIMARY KEY (KK)) TBLPROPERTIES ({properties})")

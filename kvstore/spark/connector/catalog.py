@@ -283,12 +283,34 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
                 renamed[change["column"]] = change["to"]
             case "drop":
                 dropped.append(change["column"])
+            case "UpdateColumnType":
+                raise UnsupportedOperation(
+                    "A column keeps its type, also where another one would hold all its values; nothing was changed. "
+                    "Use CREATE OR REPLACE TABLE … AS SELECT with a cast, or add a column of the other type and UPDATE "
+                    "it.",
+                    column=change["column"],
+                )
+            case "AddColumn" | "RenameColumn" | "DeleteColumn":
+                raise UnsupportedOperation(
+                    "A field of a struct can't be added, renamed or dropped; nothing was changed. Add a column and "
+                    "UPDATE it, or use CREATE OR REPLACE TABLE … AS SELECT.",
+                    field=change["column"],
+                )
+            case "UpdateColumnComment":
+                raise UnsupportedOperation(
+                    "A store keeps no comments, and nothing was changed; keep them outside of it.",
+                    column=change["column"],
+                )
             case "set":
                 given[change["property"]] = change["value"]
             case "unset" if change["property"] == RETENTION:
                 given[RETENTION] = None
             case _:
                 raise _unalterable(**change)
+    if "comment" in given:
+        raise UnsupportedOperation(
+            "A store keeps no comments, and nothing was changed; keep them outside of it.", comment=given["comment"]
+        )
     if sum(map(bool, (added, renamed, dropped, given))) > 1:
         raise _unalterable(added=[field.name for field in added], dropped=dropped)
     with _writable(path) as store:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from kvstore.errors import StoreError
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.scan import first_rows
 from kvstore.spark.connector import catalog, changes, writes
 from kvstore.spark.connector.filters import filters_of
@@ -161,6 +161,11 @@ def _reader(request: Message, columns: StructType) -> KvStoreReader:
     options.check_use("read")
     text = request.get("pinned")
     pinned = KvStoreSource(request["options"]).pin(columns) if text is None else decode(text, Pinned)
+    if options.filter != pinned.place.filter:
+        raise InvalidRequest(
+            "Option `filter` is for a changelog, `<table>$changelog`; CHANGES has the changes of all rows.",
+            filter=options.filter,
+        )
     return KvStoreReader(pinned, columns, options)
 
 

@@ -15,12 +15,15 @@ from enum import StrEnum
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.arguments import column_names
 from kvstore.errors import NoSuchTable, NotAStore, UnsupportedOperation
+from kvstore.history.shape import check_shapes
 from kvstore.meta.state import TableDefinition
 from kvstore.read.binlog import binlog_schema
 from kvstore.read.changelog import changelog_schema
+from kvstore.read.conditions import parse_filter
 from kvstore.read.scan import scan_schema
 from kvstore.read.time_travel import check_undoable
 from kvstore.spark.options import Kind, Options
@@ -44,6 +47,7 @@ class TablePlace:
         path: Directory of the store; URL of a replica, or of shared tables.
         store_id: Id of the store when the table was found.
         definition: The table then: the columns that are read and written are called as in it.
+        filter: A condition on the rows whose changes are read; None for all.
     """
 
     path: str
@@ -51,11 +55,24 @@ class TablePlace:
     definition: TableDefinition
     kind: Kind
     where: Where = Where.STORE
+    filter: str | None = None
 
     @classmethod
-    def of(cls, path: str, table: Table, kind: Kind) -> TablePlace:
+    def of(cls, path: str, table: Table, kind: Kind, filter: str | None = None) -> TablePlace:
         """Place of an open table of a store."""
-        return cls(path, table.identity[0], table.parts.definition, kind)
+        return cls(path, table.identity[0], table.parts.definition, kind, filter=filter)
+
+    def shape(self) -> pc.Expression | None:
+        """The filter, which shapes the changes.
+
+        Raises:
+            InvalidRequest: It is no condition on the columns of the table.
+            UnsupportedOperation: The changelog is a WAL image.
+        """
+        found = parse_filter(self.filter, self.definition.schema)
+        if found is not None:
+            check_shapes(self.definition, found)
+        return found
 
     @property
     def table_id(self) -> int:
@@ -160,7 +177,10 @@ def found(options: Options) -> Iterator[tuple[TablePlace, Table]]:
 
     Raises:
         NotAStore, NoSuchTable: The store or the table does not exist.
+        InvalidRequest, UnsupportedOperation: See :meth:`TablePlace.shape`.
     """
     with opened(options.path) as store:
         table = store.table(options.table).with_fixed_columns()
-        yield TablePlace.of(str(store.path), table, options.kind), table
+        place = TablePlace.of(str(store.path), table, options.kind, options.filter)
+        place.shape()  # refuses a filter that does not fit
+        yield place, table

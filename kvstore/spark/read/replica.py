@@ -75,6 +75,10 @@ def load(url: str, options: Options) -> Loaded:
 
 def found(url: str, options: Options) -> tuple[TablePlace, ReplicaTable]:
     """The table of a replica that options name, or the shared table; see :meth:`ReplicaTable.of` for errors."""
+    if options.filter is not None:
+        raise UnsupportedOperation(
+            "Option `filter` is for the changes of a store; leave it out, and use where() for single changes.", url=url
+        )
     client = ObjectStore(url)
     where = Where.SHARED if has_shared_tables(client) else Where.REPLICA
     if where is Where.SHARED:

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 
 from kvstore.errors import OffsetOutOfRange
 from kvstore.read.binlog import AFTER, binlog_of, binlog_schema, changelog_columns
-from kvstore.read.changelog import End, Start
-from kvstore.read.scan import KeyRange
+from kvstore.read.changelog import End, Start, changelog_schema
+from kvstore.read.scan import KeyRange, matching
 from kvstore.spark.options import Kind, Options, Place
 from kvstore.spark.read.aggregates import JSON_TYPES, aggregates_of, count_of
 from kvstore.spark.read.net import CHANGE_TYPE, net_changes
@@ -147,6 +147,8 @@ class StoreReads:
 
     def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
         """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""
+        if self._place.filter is not None:
+            return None
         return aggregates_of(self._table, self._place.kind, ranges, wanted)
 
     def looks_up(self, keys: int) -> bool:
@@ -208,21 +210,25 @@ class StoreReads:
                 return splits.rows_of_keys(BinaryColumn.from_list(piece.wanted), names, as_of=piece.end)
             assert piece.keys is not None
             return splits.rows(piece.keys, names, as_of=piece.end)
+        shape = self._place.shape()
         whole = None
         if kind is Kind.BINLOG:
             whole = binlog_schema(definition, columns_of_rows(definition.schema, target))
         if piece.keys is not None:
             assert piece.inserted_at is not None
             columns = names if whole is None else changelog_columns(whole)
-            rows = splits.inserts(piece.keys, columns, as_of=piece.end, timestamp=piece.inserted_at)
+            wanted = columns if shape is None else changelog_schema(definition).names
+            rows = splits.inserts(piece.keys, wanted, as_of=piece.end, timestamp=piece.inserted_at)
+            if shape is not None:
+                rows = (matching(batch, shape).select(columns) for batch in rows)
             return rows if whole is None else binlog_of(rows, whole)
         start, end = {bucket: piece.start}, {bucket: piece.end}
         if kind is Kind.NET:
             names = list(dict.fromkeys([*names, *definition.schema.names, CHANGE_TYPE]))
             return net_changes(table.changelog(start, end, bucket, names), definition)
         if whole is None:
-            return table.changelog(start, end, bucket, names)
-        return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type])
+            return table.changelog(start, end, bucket, names, filter=shape)
+        return table.binlog(start, end, bucket, [field.name for field in whole.field(AFTER).type], filter=shape)
 
 
 def _lookups(piece: ReadPiece, wanted: Sequence[bytes], parts: int) -> list[ReadPiece]:
