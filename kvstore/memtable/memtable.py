@@ -149,10 +149,10 @@ class _Merge:
         end = max(ceil(share * len(self._order)), self._place + SLICE_ROWS)
         places = self._order[self._place : min(end, self._place + SLICE_ROWS_MAX)].tolist()
         keys = list(map(self._names.__getitem__, places))
-        rows = list(map(_known, self._rows.newest(keys) or ()))
-        for count, size in enumerate(accumulate(map(len, rows)), 1):
-            if size > SLICE_BYTES:
-                return keys[:count], rows[:count]
+        rows = _rows_of(keys, self._rows)
+        if sum(map(len, rows)) > SLICE_BYTES:
+            count = next(count for count, size in enumerate(accumulate(map(len, rows)), 1) if size > SLICE_BYTES)
+            return keys[:count], rows[:count]
         return keys, rows
 
 
@@ -382,7 +382,7 @@ def _in_order(rows: Layers[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
     """Keys in order, and the row of each."""
     names, order = _ordered(rows)
     keys = list(map(names.__getitem__, order.tolist()))
-    return keys, list(map(_known, rows.newest(keys) or ()))
+    return keys, _rows_of(keys, rows)
 
 
 def _ordered(rows: Layers[bytes, bytes]) -> tuple[list[bytes], np.ndarray]:
@@ -395,9 +395,9 @@ def _ordered(rows: Layers[bytes, bytes]) -> tuple[list[bytes], np.ndarray]:
     return names, order[np.append(True, differs)]
 
 
-def _known(row: bytes | None) -> bytes:
-    assert row is not None  # its key is from there
-    return row
+def _rows_of(keys: list[bytes], rows: Layers[bytes, bytes]) -> list[bytes]:
+    """The row of each key, of which each is there."""
+    return [row for row in rows.newest(keys) or () if row is not None]
 
 
 def _over(tree: View, published: Published) -> View:
