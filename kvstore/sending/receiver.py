@@ -138,10 +138,10 @@ class Receiver:
                 each.close()
 
     def _turn(self, selector: selectors.BaseSelector, woken: socket.socket, connections: set[_Connection]) -> None:
-        ready = [key.data for key, _ in selector.select() if key.data is not None]
-        with suppress(BlockingIOError):
-            while woken.recv(_WAKES):
-                pass
+        events = [key.data for key, _ in selector.select()]
+        ready = [each for each in events if each is not None]
+        if len(ready) < len(events):
+            woken.recv(_WAKES)
         with self._mutex:
             new, self._new = self._new, []
         for each in new:
