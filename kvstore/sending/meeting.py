@@ -93,6 +93,7 @@ class MeetingPlace:
         """Connect to a sender that waits; None if it does not any more."""
         with self._opened() as directory:
             other = _socket()
+            other.settimeout(MEET_SECONDS)
             try:
                 other.connect(_address(directory, name))
             except OSError as error:

@@ -42,6 +42,7 @@ WAITING_MAX = 64
 WAITING_BYTES_MAX = 16 << 20
 """Bytes of these."""
 _RECEIVED_BYTES = 1 << 18
+_WAKES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,15 @@ class Receiver:
         self._owner = uuid4()
         self._mutex = threading.Lock()
         self._new: list[_Connection] = []
-        self._selector: selectors.BaseSelector | None = None
         self._is_closing = False
         self._thread: threading.Thread | None = None
         self._wake: socket.socket | None = None
 
-    def look(self, owned: Iterable[Owned]) -> None:
-        """Connect to the senders that wait for one of these buckets.
+    def look(self, owned: Callable[[], Iterable[Owned]]) -> None:
+        """Connect to the senders that wait for a bucket.
+
+        Args:
+            owned: Returns the buckets that this process owns.
 
         Raises:
             OSError: The directory can't be read, or too many files are open.
@@ -83,7 +86,7 @@ class Receiver:
         if not waiting:
             return
         known: dict[Bucket, Owned] = {}
-        for each in owned:
+        for each in owned():
             identity = each.handle.place.identity
             known[identity.table_id, identity.bucket_id] = each
         for name, bucket in waiting:
@@ -118,41 +121,47 @@ class Receiver:
     def _run(self, woken: socket.socket) -> None:
         woken.setblocking(False)
         connections: set[_Connection] = set()
-        with selectors.DefaultSelector() as selector, woken:
-            selector.register(woken, selectors.EVENT_READ)
-            while not self._is_closing:
-                ready = [key.data for key, _ in selector.select() if key.data is not None]
-                with suppress(BlockingIOError):
-                    while woken.recv(4096):
-                        pass
-                with self._mutex:
-                    new, self._new = self._new, []
-                for each in new:
-                    connections.add(each)
-                    selector.register(each.socket, selectors.EVENT_READ, each)
-                ready += [each for each in connections if each.is_paused and each.may_go_on() and each not in ready]
-                is_alone = len(ready) == 1
-                for each in ready:
-                    was_paused, was_greeted = each.is_paused, each.greeting is not None
-                    each.receive(here=is_alone)
-                    if each.greeting is not None and not was_greeted:
-                        _replace(connections, each)
-                    if each.is_paused and not was_paused:
-                        selector.unregister(each.socket)
-                    elif was_paused and not each.is_paused:
-                        selector.register(each.socket, selectors.EVENT_READ, each)
-                for each in [each for each in connections if each.is_over]:
-                    connections.discard(each)
-                    if not each.is_paused:
-                        selector.unregister(each.socket)
-                    each.close()
+        try:
+            with selectors.DefaultSelector() as selector, woken:
+                selector.register(woken, selectors.EVENT_READ)
+                while not self._is_closing:
+                    self._turn(selector, woken, connections)
+        finally:
+            # However the thread ended, no sender may wait for it, and the next one begins another.
+            with self._mutex:
+                connections.update(self._new)
+                self._new.clear()
+                assert self._wake is not None
+                self._wake.close()
+                self._thread = None
             for each in connections:
                 each.close()
+
+    def _turn(self, selector: selectors.BaseSelector, woken: socket.socket, connections: set[_Connection]) -> None:
+        events = [key.data for key, _ in selector.select()]
+        ready = [each for each in events if each is not None]
+        if len(ready) < len(events):
+            woken.recv(_WAKES)
         with self._mutex:
-            for each in self._new:
-                each.close()
-            assert self._wake is not None
-            self._wake.close()
+            new, self._new = self._new, []
+        for each in new:
+            connections.add(each)
+            selector.register(each.socket, selectors.EVENT_READ, each)
+        ready += [each for each in connections if each.is_paused and each.may_go_on()]
+        for each in ready:
+            was_paused, was_greeted = each.is_paused, each.greeting is not None
+            each.receive(here=len(ready) == 1)
+            if each.greeting is not None and not was_greeted:
+                _replace(connections, each)
+            if each.is_paused and not was_paused:
+                selector.unregister(each.socket)
+            elif was_paused and not each.is_paused:
+                selector.register(each.socket, selectors.EVENT_READ, each)
+        for each in [each for each in connections if each.is_over]:
+            connections.discard(each)
+            if not each.is_paused:
+                selector.unregister(each.socket)
+            each.close()
 
 
 def _replace(connections: Iterable[_Connection], newest: _Connection) -> None:

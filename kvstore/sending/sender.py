@@ -7,7 +7,7 @@ meets the new one, and sends what was not answered once more, in the same order.
 of each writer, so a request that the last owner had applied gets its first answer.
 
 * A request is answered once: with its result, or with an error that says that nothing was written, or with
-  NotAcknowledged.
+  NotAcknowledged; or, if its caller has numbered it and may send it again, with Unavailable.
 * A conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as its
   condition. If they are others by then, it is decided again.
 * What was sent first is sent again first, and nothing new is sent before it.
@@ -40,6 +40,7 @@ from kvstore.errors import (
     StoreClosed,
     StoreError,
     StoreLocked,
+    Unavailable,
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
 from kvstore.request.preparation import requests_of
@@ -331,12 +332,15 @@ class Sender:
             assert self._handle is not None
             last = None if slot.is_new else self._handle.last_sequence(slot.writer_id)
             self._last[slot.writer_id] = NO_SEQUENCE if last is None else last
+        slot.waiting.add(sent)
         sent.slot = slot
         return slot
 
     def _free_slot(self, sent: Sent) -> None:
-        if sent.slot is not None and not sent.slot.is_spoiled:
-            self._free.append(sent.slot)
+        if sent.slot is not None:
+            sent.slot.waiting.discard(sent)
+            if not sent.slot.is_spoiled:
+                self._free.append(sent.slot)
         sent.slot = None
 
     def _put(self, sent: Sent) -> None:
@@ -439,10 +443,10 @@ class Sender:
 
     def _again(self, number: int, sent: Sent) -> None:
         """Decide a request once more, of which nothing was written, and send it if there is a connection."""
-        if not self._decide(sent):
-            self._settle(number, None)
-            return
         try:
+            if not self._decide(sent):
+                self._settle(number, None)
+                return
             with self._changed:
                 self._prepare(number, sent)
                 if self._connection is not None:
@@ -468,14 +472,20 @@ class Sender:
 
     def _give_up(self, number: int, reason: StoreError | None = None) -> None:
         sent = self._sent[number]
+        where = {"path": self._context.place.directory} | ({} if reason is None else {"reason": str(reason)})
+        error: StoreError
         if sent.slot is not None:
             sent.slot.is_spoiled = True
-        error = NotAcknowledged(
-            "These rows were sent to the process that owns the bucket, and it has not answered; they may be written."
-            " Read the table before you send them again.",
-            path=self._context.place.directory,
-            **({} if reason is None else {"reason": str(reason)}),
-        )
+            error = NotAcknowledged(
+                "These rows were sent to the process that owns the bucket, and it has not answered; they may be"
+                " written. Read the table before you send them again.",
+                **where,
+            )
+        else:
+            error = Unavailable(
+                "The process that owns the bucket has not answered; send the batch again under the same sequence.",
+                **where,
+            )
         self._settle(number, partial(sent.answer.set_exception, error))
 
     # After the end of a connection

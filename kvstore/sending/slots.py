@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
@@ -31,12 +31,14 @@ class Slot:
     Attributes:
         is_new: Whether the id was made for it now: no bucket knows it.
         is_spoiled: Whether a request of the id was left without an answer; it is not used again.
+        waiting: Requests that wait for their answer.
     """
 
     writer_id: WriterId
     is_new: bool
     descriptor: int
     is_spoiled: bool = False
+    waiting: set[object] = field(default_factory=set)
 
 
 class Slots:
@@ -71,7 +73,7 @@ class Slots:
         """Give all slots back."""
         with self._mutex:
             for slot in self._slots:
-                if not slot.is_spoiled:
+                if not slot.is_spoiled and not slot.waiting:
                     self._files.write(slot.descriptor, [memoryview(str(slot.writer_id).encode())], 0)
                 fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
                 self._files.close(slot.descriptor)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -154,10 +155,13 @@ class HandOver:
             for table in tables:
                 with suppress(OSError):  # too many open files, perhaps: it looks again
                     table.hand_over()
-            owned = [Owned(each, table.catalog) for table in tables for each in table.handles if each.writes]
-            if owned:
+            if any(handle.writes for table in tables for handle in table.handles):
                 with suppress(OSError, StoreError):
-                    self._receiver.look(owned)
+                    self._receiver.look(partial(_owned, tables))
             # With thousands of tables a look takes long: then the pauses are longer, too.
             took = self._clock.monotonic() - begun
             pause = max(HANDOVER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))
+
+
+def _owned(tables: Sequence[OpenTable]) -> list[Owned]:
+    return [Owned(handle, table.catalog) for table in tables for handle in table.handles if handle.writes]
