@@ -94,6 +94,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",
         "alter /data/store files --rename-column size:bytes --drop owner",
         "alter /data/store files --retention-days 30 --compression zstd --rename paths",
+        "alter /data/store files --index by_size:size,owner --unique-index by_digest:digest",
     ),
     tables.tables: ("tables /data/store",),
     tables.describe: ("describe /data/store files",),

@@ -138,10 +138,21 @@ def test_options_and_the_name_are_changed(store: Path) -> None:
         assert opened["paths"].options.retention_ms is None
 
 
+def test_indexes_are_added_shown_and_dropped(store: Path) -> None:
+    fine("alter", store, "files", "--add", "n:int64", "--index", "by n:n,k", "--unique-index", "one:n")
+    assert fine("describe", store, "files", "--json").lines[0]["indexes"] == {"by n": ["n", "k"], "one": ["n"]}
+    assert "index by n" in fine("describe", store, "files").out
+    assert run("upsert", store, "files", "-", given='{"k": "b", "n": 5}\n{"k": "c", "n": 5}').code == 2
+    fine("alter", store, "files", "--drop-index", "one", "--drop-index", "by n", "--drop", "n")
+    assert "indexes" not in fine("describe", store, "files", "--json").lines[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (("files",), "--add"),
+        (("files", "--index", "k"), "NAME:COLUMNS"),
+        (("files", "--drop-index", "k"), "no such index"),
         (("files", "--rename", "fields"), "There is a table of that name"),
         (("files", "--compression", "gzip"), "lz4"),
         (("files", "--delete-behavior", "never"), "ignore"),

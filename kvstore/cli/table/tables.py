@@ -81,11 +81,25 @@ def alter(
         str | None,
         typer.Option(metavar="WORD", help="What deletes do: allow, ignore or disable.", show_default=False),
     ] = None,
+    index: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:COLUMNS", help="A new index; its columns with commas.", show_default=False),
+    ] = None,
+    unique_index: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:COLUMNS", help="A new index of unique values.", show_default=False),
+    ] = None,
+    drop_index: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="An index that goes.", show_default=False)
+    ] = None,
     rename: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another name for the table.", show_default=False)
     ] = None,
 ) -> None:
-    """Drop, rename and add columns of a table, change its options, give it another name; in this order."""
+    """Drop indexes and columns of a table, rename and add columns, add indexes, change its options and its name.
+
+    It is done in this order.
+    """
     options: dict[str, Any] = {}
     if retention_days is not None:
         options["retention"] = dt.timedelta(days=retention_days) if retention_days else None
@@ -94,18 +108,24 @@ def alter(
     if delete_behavior is not None:
         options["delete_behavior"] = delete_behavior
     names, added = _new_names(rename_column or []), [_field(each) for each in add or []]
-    if not (drop or names or added or options) and rename is None:
+    indexes = [(*_index(each), False) for each in index or []] + [(*_index(each), True) for each in unique_index or []]
+    if not (drop or names or added or options or indexes or drop_index) and rename is None:
         raise InvalidRequest(
-            "Say what to change: --add NAME:TYPE, --rename-column OLD:NEW, --drop NAME, --retention-days,"
-            " --compression, --delete-behavior or --rename."
+            "Say what to change: --add NAME:TYPE, --rename-column OLD:NEW, --drop NAME, --index NAME:COLUMNS,"
+            " --unique-index NAME:COLUMNS, --drop-index NAME, --retention-days, --compression, --delete-behavior or"
+            " --rename."
         )
     with opened_store(path, write=True) as store:
+        for each in drop_index or []:
+            store.drop_index(name, each)
         if drop:
             store.drop_columns(name, drop)
         if names:
             store.rename_columns(name, names)
         if added:
             store.add_columns(name, added)
+        for index_name, index_columns, unique in indexes:
+            store.create_index(name, index_name, index_columns, unique=unique)
         if options:
             store.alter_table(name, **options)
         if rename is not None:
@@ -141,16 +161,20 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
     with opened(path) as store:
         table = store.table(name)
         summary, schema, options = _summary(table), table.schema, msgspec.structs.asdict(table.options)
-        bucket_key = table.bucket_key
+        del options["indexes"]  # these have places of columns in place of their names
+        indexes, bucket_key = table.indexes, table.bucket_key
         consumers = _consumers(table) if isinstance(table, kvstore.Table) else []
     if as_json:
         details = {"bucket_key": bucket_key, "options": options, "columns": schemas.to_json(schema)}
+        if indexes:
+            details["indexes"] = indexes
         print_json({**summary, **details, "consumers": consumers})
         return
     keys = {"primary_key": _key_text(summary["primary_key"])}
     if bucket_key is not None:
         keys["bucket_key"] = _key_text(bucket_key)
-    print_facts({**summary, **keys, **options})
+    shown = {f"index {index}": _key_text(columns) for index, columns in indexes.items()}
+    print_facts({**summary, **keys, **options, **shown})
     print_line("")
     print_table(
         ["column", "type", "nullable"],
@@ -187,6 +211,14 @@ def _summary(table: kvstore.ReadTable) -> dict[str, Any]:
 
 def _key_text(key: tuple[str, ...] | None) -> str:
     return "(append-only)" if key is None else ", ".join(map(plain, key))
+
+
+def _index(text: str) -> tuple[str, list[str]]:
+    """Name and columns of an index from ``NAME:COLUMN,COLUMN``."""
+    name, colon, columns = text.partition(":")
+    if not colon:
+        raise InvalidRequest("An index is NAME:COLUMNS, such as by_mail:mail or by_age:age,mail.", given=text)
+    return name, columns.split(",")
 
 
 def _new_names(given: list[str]) -> dict[str, str]:

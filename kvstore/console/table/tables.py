@@ -70,6 +70,13 @@ def key_text(key: tuple[str, ...] | None) -> str:
     return "append-only" if key is None else ", ".join(key)
 
 
+def _options(definition: Definition) -> dict[str, Any]:
+    found = msgspec.structs.asdict(definition.options)
+    del found["indexes"]  # these have places of columns in place of their names
+    indexes = {f"index_{name}": ", ".join(columns) for name, columns in definition.table.indexes.items()}
+    return {**found, **indexes}
+
+
 def table_page(store: Store, definition: Definition, query: Query) -> Page:
     """Schema, options and buckets; ``page`` is that of the columns, from 1."""
     columns = schemas.to_json(definition.schema)
@@ -79,7 +86,7 @@ def table_page(store: Store, definition: Definition, query: Query) -> Page:
         **summary(definition, SAMPLES),
         "schema_id": definition.schema_id,
         "bucket_key": definition.bucket_key,
-        "options": msgspec.structs.asdict(definition.options),
+        "options": _options(definition),
         "columns": columns[first : first + COLUMNS_SHOWN],
         "columns_all": len(columns),
         "logs": attempt(lambda: _logs(definition.table)),
