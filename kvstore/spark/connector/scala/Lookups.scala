@@ -7,8 +7,7 @@ import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
 import org.apache.spark.sql.catalyst.plans.{JoinType, LeftOuter, RightOuter}
 import org.apache.spark.sql.catalyst.plans.logical._
 import org.apache.spark.sql.catalyst.rules.Rule
-import org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF
-import org.apache.spark.sql.execution.columnar.InMemoryRelation
+import org.apache.spark.sql.catalyst.trees.TreePattern.{PLAN_EXPRESSION, PYTHON_UDF}
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.v2.{DataSourceV2ScanRelation, FileScan}
 
@@ -118,9 +117,9 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
 
   /** Whether a plan gives the same rows each time. */
   private def isSource(plan: LogicalPlan): Boolean =
-    plan.deterministic && !plan.isStreaming && !plan.containsPattern(PYTHON_UDF) && !plan.exists {
+    plan.deterministic && !plan.isStreaming && !plan.containsAnyPattern(PYTHON_UDF, PLAN_EXPRESSION) && !plan.exists {
       case _: Project | _: Filter | _: SubqueryAlias | _: Union | _: Aggregate | _: Join | _: Sort |
-          _: RepartitionOperation | _: LocalRelation | _: Range | _: InMemoryRelation =>
+          _: RepartitionOperation | _: LocalRelation | _: Range =>
         false
       case relation: LogicalRelation => !relation.relation.isInstanceOf[HadoopFsRelation]
       case relation: DataSourceV2ScanRelation =>
