@@ -123,10 +123,21 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
             frame = spark.sql(sql)
             assert sorted(row.k for row in frame.collect() if row.k is not None) == given, sql
             assert rows_read(frame) == [len(given)], sql
+        pairs = store.create_table("pairs", {"a": "string not null", "b": "int64 not null", "s": "string"}, ["a", "b"])
+        pairs.upsert([{"a": f"a{k % 3}", "b": k, "s": "s" * 80} for k in range(MANY // 2)])
+        pairs.flush()
+        both = "(SELECT concat('a', id % 2) AS a, id FROM few)"
+        found = spark.sql(f"SELECT p.b FROM {name}.pairs p JOIN {both} f ON p.a = f.a AND p.b = f.id")
+        assert sorted(row.b for row in found.collect()) == list(range(0, 300, 6))
+        assert rows_read(found) == [100]  # of all pairs of these values
+        found = spark.sql(f"SELECT p.b FROM {name}.pairs p JOIN few ON p.a = few.x AND p.s = few.x")
+        found.collect()
+        assert "dynamicpruning" not in found._jdf.queryExecution().executedPlan().toString()
         # Other joins read all rows, and so do those with rows that may differ when they are computed again.
         for sql in (
             f"SELECT t.k FROM {name}.t LEFT JOIN few ON t.k = few.id",
-            f"SELECT t.k FROM {name}.t JOIN (SELECT * FROM few WHERE rand() < 2) f ON t.k = f.id",
+            f"SELECT t.k FROM (SELECT * FROM few WHERE rand() < 2) f LEFT JOIN {name}.t t ON t.k = f.id",
+            f"SELECT t.k FROM (SELECT * FROM few LIMIT 50) f LEFT JOIN {name}.t t ON t.k = f.id",
             f"SELECT t.k FROM {name}.t JOIN few ON t.n = few.id",
         ):
             frame = spark.sql(sql)

@@ -7,8 +7,7 @@ import org.apache.spark.sql.catalyst.planning.ExtractEquiJoinKeys
 import org.apache.spark.sql.catalyst.plans.{JoinType, LeftOuter, RightOuter}
 import org.apache.spark.sql.catalyst.plans.logical._
 import org.apache.spark.sql.catalyst.rules.Rule
-import org.apache.spark.sql.catalyst.trees.TreePattern.PYTHON_UDF
-import org.apache.spark.sql.execution.columnar.InMemoryRelation
+import org.apache.spark.sql.catalyst.trees.TreePattern.{PLAN_EXPRESSION, PYTHON_UDF}
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.v2.{DataSourceV2ScanRelation, FileScan}
 
@@ -32,7 +31,7 @@ private object Unchanged extends Rule[LogicalPlan] {
   * is what a broadcast of the join has; without a broadcast the other side is evaluated once more, so only sides count
   * that give the same rows again.
   */
-object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
+object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with PredicateHelper {
 
   /** How much larger a table is than the other side, so that evaluating that once more is worth it. */
   private val Ratio = 4
@@ -48,28 +47,29 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
         case join @ ExtractEquiJoinKeys(kind, leftKeys, rightKeys, _, _, left, right, _) =>
           if (canPruneLeft(kind) && isSource(right)) {
             val source = whole(right, kind)
-            filtered(left, leftKeys, source, rightKeys).fold(join)(found =>
+            filtered(left, leftKeys, source, rightKeys, kind).fold(join)(found =>
               join.copy(left = whole(found, kind), right = source))
           } else if (canPruneRight(kind) && isSource(left)) {
             val source = whole(left, kind)
-            filtered(right, rightKeys, source, leftKeys).fold(join)(found =>
+            filtered(right, rightKeys, source, leftKeys, kind).fold(join)(found =>
               join.copy(left = source, right = whole(found, kind)))
           } else join
       }
   }
 
   /** One partition, which needs no shuffle: a side whose rows an outer join keeps is not broadcast. */
-  private def whole(plan: LogicalPlan, kind: JoinType): LogicalPlan = kind match {
-    case RightOuter | LeftOuter => Repartition(1, shuffle = false, plan)
-    case _ => plan
-  }
+  private def whole(plan: LogicalPlan, kind: JoinType): LogicalPlan =
+    if (isOuter(kind)) Repartition(1, shuffle = false, plan) else plan
+
+  private def isOuter(kind: JoinType): Boolean = kind == RightOuter || kind == LeftOuter
 
   private def filtered(
-      plan: LogicalPlan, keys: Seq[Expression], source: LogicalPlan, sourceKeys: Seq[Expression]): Option[LogicalPlan] = {
+      plan: LogicalPlan, keys: Seq[Expression], source: LogicalPlan, sourceKeys: Seq[Expression],
+      kind: JoinType): Option[LogicalPlan] = {
     val places = keys.zipWithIndex.collect { case (key: Attribute, place) => (key, place) }
     var found = Option.empty[LogicalPlan]
     for ((key, place) <- places) {
-      found = below(found.getOrElse(plan), key, source)((column, relation) =>
+      found = below(found.getOrElse(plan), key, source, kind, places.length)((column, relation) =>
         Filter(DynamicPruningSubquery(column, source, sourceKeys, Seq(place), onlyInBroadcast = false)(), relation))
         .orElse(found)
     }
@@ -77,18 +77,32 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
   }
 
   /** Has the relation changed that a column comes from, if it can be looked up by it. */
-  private def below(plan: LogicalPlan, key: Attribute, source: LogicalPlan)(
+  private def below(plan: LogicalPlan, key: Attribute, source: LogicalPlan, kind: JoinType, keys: Int)(
       change: (Attribute, LogicalPlan) => LogicalPlan): Option[LogicalPlan] = plan match {
     case project @ Project(list, child) =>
       list.collectFirst {
         case same: Attribute if same.exprId == key.exprId => same
         case renamed @ Alias(column: Attribute, _) if renamed.exprId == key.exprId => column
-      }.flatMap(below(child, _, source)(change)).map(found => project.copy(child = found))
-    case Filter(condition, _) if condition.exists(_.isInstanceOf[DynamicPruning]) => None
-    case filter @ Filter(_, child) => below(child, key, source)(change).map(found => filter.copy(child = found))
+      }.flatMap(below(child, _, source, kind, keys)(change)).map(found => project.copy(child = found))
+    case Filter(condition, child) =>
+      // Spark's own filters wait for a broadcast, which an outer join does not make.
+      val (waiting, others) = splitConjunctivePredicates(condition).partition {
+        case filter: DynamicPruningSubquery => filter.onlyInBroadcast
+        case _ => false
+      }
+      val has = others.exists(_.exists {
+        case filter: DynamicPruningSubquery => filter.pruningKey.references.contains(key)
+        case other => other.isInstanceOf[DynamicPruning]
+      })
+      if (has || waiting.nonEmpty && !isOuter(kind)) None
+      else {
+        below(child, key, source, kind, keys)(change).map(found =>
+          others.reduceOption(And(_, _)).fold(found)(Filter(_, found)))
+      }
     case relation: DataSourceV2ScanRelation =>
       relation.scan match {
-        case scan: StoreScan if scan.isLookedUpBy(key.name) && relation.outputSet.contains(key) && isSmall(source, relation) =>
+        case scan: StoreScan
+            if scan.isLookedUpBy(key.name, keys) && relation.outputSet.contains(key) && isSmall(source, relation) =>
           Some(change(key, relation))
         case _ => None
       }
@@ -103,9 +117,9 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper {
 
   /** Whether a plan gives the same rows each time. */
   private def isSource(plan: LogicalPlan): Boolean =
-    plan.deterministic && !plan.isStreaming && !plan.containsPattern(PYTHON_UDF) && !plan.exists {
+    plan.deterministic && !plan.isStreaming && !plan.containsAnyPattern(PYTHON_UDF, PLAN_EXPRESSION) && !plan.exists {
       case _: Project | _: Filter | _: SubqueryAlias | _: Union | _: Aggregate | _: Join | _: Sort |
-          _: RepartitionOperation | _: LocalRelation | _: Range | _: InMemoryRelation =>
+          _: RepartitionOperation | _: LocalRelation | _: Range =>
         false
       case relation: LogicalRelation => !relation.relation.isInstanceOf[HadoopFsRelation]
       case relation: DataSourceV2ScanRelation =>

@@ -98,7 +98,9 @@ class StoreScan(
   private def keyColumns: Array[NamedReference] =
     table.key.filter(column => columns.fieldNames.contains(column.fieldNames.head))
 
-  def isLookedUpBy(column: String): Boolean = keyColumns.exists(_.fieldNames.head == column)
+  /** Whether rows can be looked up by a column, and others of a join that has so many. */
+  def isLookedUpBy(column: String, columns: Int): Boolean =
+    keyColumns.length <= columns && table.key.length == keyColumns.length && keyColumns.exists(_.fieldNames.head == column)
 
   override def filter(found: Array[Filter]): Unit = {
     // In tasks that were planned before, no filter leaves out a row that another query on this scan needs.
