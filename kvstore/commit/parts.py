@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -30,6 +31,12 @@ from kvstore.request.small import ROWS_MAX, SmallRequest
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.ids import BucketId, Offset
 
+IN_EDIT_BYTES_MAX = 1 << 12
+"""Most bytes of the batches of a table that are in the edit that decides a commit to several tables.
+
+The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
+these versions know, have a file.
+"""
 BUCKETS_HERE_MAX = 4
 """Largest number of buckets of a commit that are written in its caller's thread: their disks are synced in turn."""
 
@@ -129,14 +136,22 @@ class TablePart:
         for committer, batch in self._begun:
             committer.end_part(batch)
 
-    def stage(self) -> None:
-        """Store the batches for a process that may have to complete the commit; they are durable on return."""
-        self._staging.write(self._commit, self._definition, self._requests)
+    def stage(self, *, in_edit: bool) -> None:
+        """Keep the batches for a process that may have to complete the commit.
+
+        Args:
+            in_edit: Whether few bytes go with the edit that decides it; else they are in a file, durable on return.
+        """
+        batches = self._staging.batches(self._commit, self._definition, self._requests)
+        if in_edit and sum(map(len, batches)) <= IN_EDIT_BYTES_MAX:
+            self._commit = replace(self._commit, staged=b"".join(batches))
+        else:
+            self._staging.write(self._commit, batches)
 
     def discard(self) -> None:
         """Remove what was staged, unless the commit is journaled after all."""
         if self._commit not in self._catalog.writers().commits:
-            self._staging.remove(self._commit.commit_id)
+            self._staging.remove(self._commit)
 
     def begun(self, state: CatalogState) -> BeginCommit:
         """The edit that decides the commit.
@@ -152,6 +167,7 @@ class TablePart:
             writer_id=commit.writer_id,
             writer_epoch=commit.writer_epoch,
             sequence=commit.sequence,
+            staged=commit.staged,
         )
 
     def earlier(self) -> WriteResult | None:
@@ -205,7 +221,7 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         for part in parts:
             part.prepare(decision, here=here)
         for part in parts:
-            part.stage()
+            part.stage(in_edit=len(parts) > 1)
         earlier = [part.earlier() for part in parts]
         if new := _new(parts, earlier):
             if confirm is not None:
@@ -279,7 +295,7 @@ def end(ends: Several[End]) -> None:
         # If this edit is lost, the next commit finds that every bucket has its batch. So it need not be synced alone.
         ends[0].catalog.journal.append_later(lambda state: [each.edit(state) for each in ends])
     for each in ends:
-        each.staging.remove(each.commit.commit_id)
+        each.staging.remove(each.commit)
 
 
 def _check_there(catalog: TableCatalog, state: CatalogState) -> None:

@@ -141,7 +141,7 @@ class ProcessLock(_Flock):
             os.close(descriptor)
             return False
         self._descriptor = descriptor
-        _name_holder(descriptor)
+        _name_holder(descriptor, _own_facts(os.getpid()))
         return True
 
     def _refused(self, error: OSError) -> StoreError:
@@ -197,7 +197,7 @@ class EditLock:
                     path=self._path,
                     **_holder(self._path),
                 )
-            _name_holder(descriptor)
+            _name_holder(descriptor, _own_facts(os.getpid()).ljust(_FACTS_BYTES))
             yield
         finally:
             # A forked child forgets the descriptor; a child between fork and exec has it too.
@@ -302,18 +302,18 @@ def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
             return True
 
 
-def _name_holder(descriptor: int) -> None:
+def _name_holder(descriptor: int, facts: bytes) -> None:
     """Write into a lock file which process holds the lock, unless it is there: a write would make each sync slower."""
     with suppress(OSError):  # a full disk; the content only serves messages
-        facts = _own_facts(os.getpid())
-        if os.pread(descriptor, _FACTS_BYTES, 0) != facts:
+        if os.pread(descriptor, _FACTS_BYTES + 1, 0) != facts:
+            os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, facts, 0)
 
 
 @cache
 def _own_facts(pid: int) -> bytes:
-    """Content of a lock file, of a fixed size: it replaces a longer one as a whole."""
-    return json.dumps({"pid": pid, "host": socket.gethostname()}).encode().ljust(_FACTS_BYTES)
+    """Content of a lock file."""
+    return json.dumps({"pid": pid, "host": socket.gethostname()}).encode()
 
 
 class Presence(_Flock):
