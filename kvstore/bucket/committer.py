@@ -52,7 +52,8 @@ from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import up_to_date
-from kvstore.request.request import ConditionalRequest, Prepared, Request, RowRequest
+from kvstore.request.prepared import Prepared
+from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.small import SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState

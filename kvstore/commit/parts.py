@@ -25,7 +25,8 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import wait_for
-from kvstore.request.request import Prepared, Request
+from kvstore.request.prepared import Prepared
+from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from kvstore.request.small import ROWS_MAX, SmallRequest
 from logformat.catalog.edits import BeginCommit, EndCommit
@@ -37,8 +38,6 @@ IN_EDIT_BYTES_MAX = 1 << 12
 The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
 these versions know, have a file.
 """
-BUCKETS_HERE_MAX = 4
-"""Largest number of buckets of a commit that are written in its caller's thread: their disks are synced in turn."""
 
 
 class TablePart:
@@ -111,21 +110,18 @@ class TablePart:
             self.decided()
         return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
 
-    @property
-    def buckets(self) -> int:
-        """Number of buckets."""
-        return len(self._requests)
-
     def prepare(self, decision: Future[bool], *, here: bool) -> None:
         """Have every bucket apply its batch and wait for the decision.
 
         Args:
-            here: Whether few rows may be applied in this thread, by buckets that are idle.
+            here: Whether few rows of the last bucket may be applied in this thread, if it is idle. No queue of another
+                bucket is entered after that: it would be in the wrong order of locks.
         """
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
             handle = self._handles[bucket]
-            begun = handle.begin_part(batch) if here and batch.request.count <= ROWS_MAX else None
+            is_last = bucket == max(self._batches)
+            begun = handle.begin_part(batch) if here and is_last and batch.request.count <= ROWS_MAX else None
             if begun is None:
                 handle.prepare(batch)
             else:
@@ -216,10 +212,9 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         return [parts[0].append_alone(confirm)]
     decision: Future[bool] = Future()
     takes_place = False
-    here = sum(part.buckets for part in parts) <= BUCKETS_HERE_MAX
     try:
         for part in parts:
-            part.prepare(decision, here=here)
+            part.prepare(decision, here=part is parts[-1])
         for part in parts:
             part.stage(in_edit=len(parts) > 1)
         earlier = [part.earlier() for part in parts]
