@@ -54,7 +54,7 @@ from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import up_to_date
-from kvstore.request.request import Prepared
+from kvstore.request.prepared import Prepared
 from kvstore.request.results import AppendResult
 from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.log.index_state import IndexState

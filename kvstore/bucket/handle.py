@@ -34,7 +34,7 @@ from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.memtable.generation import Entry
 from kvstore.process.calls import uninterrupted
-from kvstore.request.request import Prepared
+from kvstore.request.prepared import Prepared
 from kvstore.request.small import Submitted
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId

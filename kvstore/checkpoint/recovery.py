@@ -112,7 +112,7 @@ def _plan(store: Path, left: Salvaged, clock: Clock, also: Sequence[Payload]) ->
             state = _after(state, DropTable(table_id=table.id))
     for id, writers in state.writers.items():
         for commit in writers.commits:
-            if not paths.staged_file(store, commit.commit_id).exists():
+            if commit.staged is None and not paths.staged_file(store, commit.commit_id).exists():
                 left.damaged.append(
                     f"staged rows of commit {commit.commit_id} are missing: no further bucket gets them"
                 )

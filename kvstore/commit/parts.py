@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -24,14 +25,19 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import wait_for
-from kvstore.request.request import Prepared, Request
+from kvstore.request.prepared import Prepared
+from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from kvstore.request.small import ROWS_MAX, SmallRequest
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.ids import BucketId, Offset
 
-BUCKETS_HERE_MAX = 4
-"""Largest number of buckets of a commit that are written in its caller's thread: their disks are synced in turn."""
+IN_EDIT_BYTES_MAX = 1 << 12
+"""Most bytes of the batches of a table that are in the edit that decides a commit to several tables.
+
+The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
+these versions know, have a file.
+"""
 
 
 class TablePart:
@@ -104,21 +110,18 @@ class TablePart:
             self.decided()
         return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
 
-    @property
-    def buckets(self) -> int:
-        """Number of buckets."""
-        return len(self._requests)
-
     def prepare(self, decision: Future[bool], *, here: bool) -> None:
         """Have every bucket apply its batch and wait for the decision.
 
         Args:
-            here: Whether few rows may be applied in this thread, by buckets that are idle.
+            here: Whether few rows of the last bucket may be applied in this thread, if it is idle. No queue of another
+                bucket is entered after that: it would be in the wrong order of locks.
         """
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
             handle = self._handles[bucket]
-            begun = handle.begin_part(batch) if here and batch.request.count <= ROWS_MAX else None
+            is_last = bucket == max(self._batches)
+            begun = handle.begin_part(batch) if here and is_last and batch.request.count <= ROWS_MAX else None
             if begun is None:
                 handle.prepare(batch)
             else:
@@ -129,14 +132,22 @@ class TablePart:
         for committer, batch in self._begun:
             committer.end_part(batch)
 
-    def stage(self) -> None:
-        """Store the batches for a process that may have to complete the commit; they are durable on return."""
-        self._staging.write(self._commit, self._definition, self._requests)
+    def stage(self, *, in_edit: bool) -> None:
+        """Keep the batches for a process that may have to complete the commit.
+
+        Args:
+            in_edit: Whether few bytes go with the edit that decides it; else they are in a file, durable on return.
+        """
+        batches = self._staging.batches(self._commit, self._definition, self._requests)
+        if in_edit and sum(map(len, batches)) <= IN_EDIT_BYTES_MAX:
+            self._commit = replace(self._commit, staged=b"".join(batches))
+        else:
+            self._staging.write(self._commit, batches)
 
     def discard(self) -> None:
         """Remove what was staged, unless the commit is journaled after all."""
         if self._commit not in self._catalog.writers().commits:
-            self._staging.remove(self._commit.commit_id)
+            self._staging.remove(self._commit)
 
     def begun(self, state: CatalogState) -> BeginCommit:
         """The edit that decides the commit.
@@ -152,6 +163,7 @@ class TablePart:
             writer_id=commit.writer_id,
             writer_epoch=commit.writer_epoch,
             sequence=commit.sequence,
+            staged=commit.staged,
         )
 
     def earlier(self) -> WriteResult | None:
@@ -200,12 +212,11 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         return [parts[0].append_alone(confirm)]
     decision: Future[bool] = Future()
     takes_place = False
-    here = sum(part.buckets for part in parts) <= BUCKETS_HERE_MAX
     try:
         for part in parts:
-            part.prepare(decision, here=here)
+            part.prepare(decision, here=part is parts[-1])
         for part in parts:
-            part.stage()
+            part.stage(in_edit=len(parts) > 1)
         earlier = [part.earlier() for part in parts]
         if new := _new(parts, earlier):
             if confirm is not None:
@@ -279,7 +290,7 @@ def end(ends: Several[End]) -> None:
         # If this edit is lost, the next commit finds that every bucket has its batch. So it need not be synced alone.
         ends[0].catalog.journal.append_later(lambda state: [each.edit(state) for each in ends])
     for each in ends:
-        each.staging.remove(each.commit.commit_id)
+        each.staging.remove(each.commit)
 
 
 def _check_there(catalog: TableCatalog, state: CatalogState) -> None:

@@ -52,13 +52,12 @@ class Staging:
         self._files = files
         self._is_made = False
 
-    def write(
+    def batches(
         self, commit: OpenCommit, definition: TableDefinition, requests: Mapping[BucketId, Request | SmallRequest]
-    ) -> None:
-        """Stage what a commit has for each bucket; returns once it is durable.
+    ) -> list[memoryview]:
+        """What a commit has for each bucket, as it is staged.
 
         Raises:
-            StoreFull, LogFailed: The disk refused. What was written goes with :meth:`remove`.
             InvalidRequest: A batch is too large.
         """
         pieces: list[memoryview] = []
@@ -67,6 +66,14 @@ class Staging:
                 pieces.append(_few(commit, definition, bucket, request))
             else:
                 pieces += encode_parts(_batch(commit, definition, bucket, request.changes))
+        return pieces
+
+    def write(self, commit: OpenCommit, batches: list[memoryview]) -> None:
+        """Stage the batches of a commit in its file; returns once they are durable.
+
+        Raises:
+            StoreFull, LogFailed: The disk refused. What was written goes with :meth:`remove`.
+        """
         path = paths.staged_file(self._store, commit.commit_id)
         with refusals(path):
             if not self._is_made:
@@ -74,7 +81,7 @@ class Staging:
                 self._is_made = True
             descriptor = self._files.open(path, create=True)
             try:
-                self._files.write(descriptor, pieces, 0)
+                self._files.write(descriptor, batches, 0)
                 self._files.sync(descriptor)
             finally:
                 self._files.close(descriptor)
@@ -88,7 +95,10 @@ class Staging:
         """
         path = paths.staged_file(self._store, commit.commit_id)
         try:
-            header, found = _batch_of(bucket, path, self._files, definition.buckets * BATCH_BYTES_MAX)
+            if commit.staged is None:
+                header, found = _batch_of(bucket, path, self._files, definition.buckets * BATCH_BYTES_MAX)
+            else:
+                header, found = _batch_in(bucket, memoryview(commit.staged))
             batch = decode_batch(found, definition.schema_of(header.schema_id))
         except FileNotFoundError as error:
             raise CorruptData(
@@ -104,8 +114,12 @@ class Staging:
         changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))
         return request_of(changes, definition, commit.writer_id, commit.sequence, commit.writer_epoch)
 
-    def remove(self, commit_id: str) -> None:
+    def remove(self, commit: OpenCommit) -> None:
         """Remove the file of a commit, if there is one."""
+        if commit.staged is None:
+            self._remove(commit.commit_id)
+
+    def _remove(self, commit_id: str) -> None:
         path = paths.staged_file(self._store, commit_id)
         with refusals(path):
             if self._files.exists(path):
@@ -117,7 +131,7 @@ class Staging:
         for path in (self._store / paths.STAGING).glob("*"):
             commit_id = paths.staged_commit(path.name, self._table)
             if commit_id is not None and commit_id not in kept:
-                self.remove(commit_id)
+                self._remove(commit_id)
 
 
 def _few(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, request: SmallRequest) -> memoryview:
@@ -150,6 +164,19 @@ def _batch(commit: OpenCommit, definition: TableDefinition, bucket: BucketId, ch
         change_types=np.where(is_delete, ChangeType.DELETE, ChangeType.INSERT).astype(np.uint8),
         rows=filled(changes.rows, definition.stored),
     )
+
+
+def _batch_in(bucket: BucketId, staged: memoryview) -> tuple[BatchHeader, memoryview]:
+    """The batch of one bucket, verified, among the batches of a commit."""
+    position = 0
+    while position < len(staged):
+        header = decode_header(staged[position:])
+        data = staged[position : position + header.size]
+        if header.bucket_id == bucket:
+            verify(header, data)
+            return header, data
+        position += header.size
+    raise CorruptBatch("No batch of this bucket is staged.", bucket=bucket)
 
 
 def _batch_of(bucket: BucketId, path: Path, files: Files, bytes_max: int) -> tuple[BatchHeader, memoryview]:

@@ -35,12 +35,13 @@ class NamedWriter:
 
 @dataclass(frozen=True, slots=True)
 class OpenCommit:
-    """A commit that some buckets may not have yet; its batches are staged under ``commit_id``."""
+    """A commit that some buckets may not have yet; its batches are in ``staged``, or in a file of its ``commit_id``."""
 
     commit_id: str
     writer_id: WriterId
     writer_epoch: Epoch
     sequence: Sequence
+    staged: bytes | None = field(default=None, repr=False)
 
 
 class NamedWriters(IndexedMap[str, NamedWriter]):
@@ -106,7 +107,7 @@ class TableWriters:
             case DropWriter():
                 return replace(self, named=self.named.without(edit.name), former=self._former(edit.name))
             case BeginCommit():
-                begun = OpenCommit(edit.commit_id, edit.writer_id, edit.writer_epoch, edit.sequence)
+                begun = OpenCommit(edit.commit_id, edit.writer_id, edit.writer_epoch, edit.sequence, edit.staged)
                 return replace(self, commits=(*self.commits, begun))
             case EndCommit():
                 return replace(self, commits=tuple(open for open in self.commits if open.commit_id != edit.commit_id))

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from kvstore.errors import StoreError
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import Answer, Reply
+from kvstore.process.calls import Answer
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
-
-if TYPE_CHECKING:
-    from kvstore.request.small import SmallRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +108,6 @@ class ConditionalRequest:
     def size(self) -> int:
         """Lower bound of the size in bytes."""
         return sum(map(len, self.keys))
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A batch that is applied but not appended until its commit over several buckets is decided.
-
-    Attributes:
-        decision: Whether to append it; shared by all parts of the commit. Until it is set the bucket waits.
-        ready: The answer that it would get; an error if it can't be applied, which ends it.
-    """
-
-    request: Request | SmallRequest
-    decision: Future[bool]
-    ready: Future[AppendResult] = field(default_factory=Answer)
-
-    @property
-    def answer(self) -> Future[AppendResult] | Reply[AppendResult]:
-        """The batch's answer, if the decision is to append it."""
-        return self.request.answer
-
-    def refuse(self, error: StoreError) -> None:
-        """Answer that it can't be applied, or not be appended."""
-        for answer in (self.ready, self.answer):
-            if not answer.done():
-                answer.set_exception(copy(error))
 
 
 _FIRST = np.zeros(1, np.int64)

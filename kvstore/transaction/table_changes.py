@@ -246,7 +246,9 @@ class TableChanges:
         if not len(changes):
             return
         rows = filled(changes.rows, self.definition.schema)
-        if self._writes is not None and len(changes) <= ROWS_MAX:
+        # A small write is not asked again whether the table takes deletes.
+        is_taken = self.definition.options.delete_behavior == "allow" or not changes.is_delete.true_count
+        if self._writes is not None and is_taken and len(changes) <= ROWS_MAX:
             few = self._writes.rows.operations(rows, changes.is_delete)
             if few is not None:
                 self._add_few(few)

@@ -135,8 +135,11 @@ class DropWriter(Payload, frozen=True, kw_only=True):
     name: str
 
 
-class BeginCommit(Payload, frozen=True, kw_only=True):
-    """Begins the commit of a writer's staged batches, one for each bucket: a bucket without its batch gets it first."""
+class BeginCommit(Payload, frozen=True, kw_only=True, omit_defaults=True):
+    """Begins the commit of a writer's staged batches, one for each bucket: a bucket without its batch gets it first.
+
+    ``staged`` has the batches if they are few bytes; else they are in a file.
+    """
 
     op: ClassVar[int] = 7
     table_id: TableId
@@ -144,6 +147,7 @@ class BeginCommit(Payload, frozen=True, kw_only=True):
     writer_id: WriterId
     writer_epoch: Epoch
     sequence: Sequence
+    staged: bytes | None = None
 
 
 class EndCommit(Payload, frozen=True, kw_only=True):

@@ -115,7 +115,7 @@ class Former(_Record, frozen=True, kw_only=True):
     writer_id: WriterId
 
 
-class Commit(_Record, frozen=True, kw_only=True):
+class Commit(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """An open commit; the commits of a table are in the order in which they began."""
 
     table_id: TableId
@@ -123,6 +123,7 @@ class Commit(_Record, frozen=True, kw_only=True):
     writer_id: WriterId
     writer_epoch: Epoch
     sequence: Sequence
+    staged: bytes | None = None
 
 
 class Consumer(_Record, frozen=True, kw_only=True):

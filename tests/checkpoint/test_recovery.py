@@ -23,6 +23,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import CorruptData, CorruptImage, NotAStore, StoreLocked, UnsupportedVersion, WriterFenced
 from kvstore.meta.journal import MAP_BYTES
 from kvstore.meta.state import CatalogState
+from kvstore.meta.writers import OpenCommit
 from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit
@@ -325,18 +326,24 @@ def test_a_replica_is_no_store(tmp_path: Path) -> None:
         recover_store(tmp_path / "r")
 
 
+def commits_of(state: CatalogState) -> list[OpenCommit]:
+    return [each for writers in state.writers.values() for each in writers.commits]
+
+
 def test_commits_whose_staged_rows_are_gone_are_over(tmp_path: Path) -> None:
     """No bucket waits for rows that are lost."""
     catalog = Catalog(tmp_path / "s", seed=3)
-    while sum(len(writers.commits) for writers in catalog.expected.writers.values()) < 2:
+    while len({each.staged is None for each in commits_of(catalog.expected)}) < 2:
         catalog.append(1)
     catalog.make_files()
-    commits = [each.commit_id for writers in catalog.expected.writers.values() for each in writers.commits]
-    paths.staged_file(catalog.path, commits[0]).unlink()
-    (said,) = recover(catalog).damaged
-    assert said.startswith(f"staged rows of commit {commits[0]} are missing")
-    left = [each.commit_id for writers in catalog.reloaded().writers.values() for each in writers.commits]
-    assert sorted(left) == sorted(commits[1:])
+    commits = commits_of(catalog.expected)
+    lost = next(each for each in commits if each.staged is None)
+    for each in commits:  # those that are in the edit need no file
+        if each is lost or each.staged is not None:
+            paths.staged_file(catalog.path, each.commit_id).unlink(missing_ok=True)
+    said = recover(catalog).damaged
+    assert {each.partition(" are missing")[0] for each in said} == {f"staged rows of commit {lost.commit_id}"}
+    assert set(commits_of(catalog.reloaded())) == {each for each in commits if each.commit_id != lost.commit_id}
     catalog.journal.close()
 
 

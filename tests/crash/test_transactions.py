@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.commit import parts
 from kvstore.commit.staging import Staging
 from kvstore.disk.files import Files
 from kvstore.log.log import Log
@@ -37,6 +38,8 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
     "after what was staged for one is removed": (lambda: dies(Staging, "remove", after=True), True),
     "after all": (lambda: dies(Staging, "remove", call=1, after=True), True),
 }
+OF_FILES = ("nothing is staged", "half of a table is staged", "one table is staged", "all is staged")
+"""Steps that there are only if the batches are staged in files, not in the edit."""
 
 
 @pytest.fixture
@@ -58,7 +61,9 @@ def move(store: kvstore.Store, epoch: int) -> kvstore.TransactionResult:
     return tx.result
 
 
-def move_and_die(pipe: Pipe, path: Path, step: str) -> None:
+def move_and_die(pipe: Pipe, path: Path, step: str, in_edit: bool) -> None:
+    if not in_edit:
+        parts.IN_EDIT_BYTES_MAX = 0
     with kvstore.open(path) as store:
         move(store, 0)
         STEPS[step][0]()
@@ -66,9 +71,12 @@ def move_and_die(pipe: Pipe, path: Path, step: str) -> None:
         move(store, 1)
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_killed_in_a_transaction(path: Path, proves: Proves, step: str) -> None:
-    with Child(move_and_die, path, step) as child:
+@pytest.mark.parametrize(
+    ("step", "in_edit"),
+    [(step, in_edit) for step in STEPS for in_edit in (False, True) if not (in_edit and step in OF_FILES)],
+)
+def test_killed_in_a_transaction(path: Path, proves: Proves, step: str, in_edit: bool) -> None:
+    with Child(move_and_die, path, step, in_edit) as child:
         assert child.hear() == "ready"
         assert child.join() == -signal.SIGKILL
     moved = 1 + STEPS[step][1]

@@ -28,7 +28,7 @@ from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
 from kvstore.errors import StoreError, StoreFull, StoreLocked
 from kvstore.options import StoreOptions
-from kvstore.request.request import Prepared
+from kvstore.request.prepared import Prepared
 from kvstore.store import held_indexes
 from kvstore.store.store import Store
 from logformat import paths

@@ -121,6 +121,11 @@ OLD_EDITS: list[tuple[int, bytes, Payload]] = [
         b'{"table_id":7,"commit_id":"7-0a","writer_id":9,"writer_epoch":2,"sequence":5}',
         BeginCommit(table_id=7, commit_id="7-0a", writer_id=9, writer_epoch=2, sequence=5),
     ),
+    (
+        7,
+        b'{"table_id":7,"commit_id":"7-0a","writer_id":9,"writer_epoch":2,"sequence":5,"staged":"AP8="}',
+        BeginCommit(table_id=7, commit_id="7-0a", writer_id=9, writer_epoch=2, sequence=5, staged=b"\0\xff"),
+    ),
     (8, b'{"table_id":7,"commit_id":"7-0a"}', EndCommit(table_id=7, commit_id="7-0a")),
     (9, b'{"table_id":7,"name":"a","offsets":[3,0]}', SetConsumer(table_id=7, name="a", offsets=[3, 0])),
     (

@@ -33,6 +33,7 @@ from kvstore.replica.client import ObjectStore
 from kvstore.replica.follow.copy import following_of
 from kvstore.replica.follow.follower import Follower
 from kvstore.replica.replica import Replica
+from kvstore.request.preparation import request_of
 from kvstore.store.store import Store
 from logformat.catalog import edits
 from logformat.catalog.edits import TableOptions
@@ -306,10 +307,10 @@ def _other_cases(pipe: Pipe, place: Path) -> None:
     held.acquire()
 
     def staged(how: str) -> Callable[[], object]:
-        changes = {BucketId(bucket): rows for bucket in range(2)}
+        requests = {BucketId(bucket): request_of(rows, definition) for bucket in range(2)}
         path = place / "staging" / f"{commit.commit_id}.batches"
         path.unlink(missing_ok=True)
-        staging.write(commit, definition, changes)
+        staging.write(commit, staging.batches(commit, definition, requests))
         assert staging.request(commit, definition, BucketId(1))
         huge(path, how)
         return lambda: staging.request(commit, definition, BucketId(1))

@@ -117,6 +117,7 @@ def payload(random: Random, state: CatalogState) -> Payload:
             writer_id=writer,
             writer_epoch=Epoch(0),
             sequence=Sequence(random.randrange(9)),
+            staged=random.choice([None, b"", b"\0\xff"]),
         )
     if kind is EndCommit:
         return EndCommit(table_id=id, commit_id=f"{id}-{random.randrange(4):032x}")

@@ -57,6 +57,8 @@ class Filler:
             return next(self._numbers) / 8
         if kind is str:
             return f"é{next(self._numbers)}"
+        if kind is bytes:
+            return f"\xff{next(self._numbers)}".encode("latin-1")
         if kind is bool:
             return True
         if kind is UUID:

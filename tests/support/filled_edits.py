@@ -24,6 +24,8 @@ def another(kind: mi.Type, default: object, numbers: Iterator[int]) -> Any:
             return not default
         case mi.StrType():
             return f"é\n{next(numbers)}"
+        case mi.BytesType():
+            return b"\0\xff" * next(numbers)
         case mi.AnyType():
             return {"any": [next(numbers), None, True]}
         case mi.LiteralType(values=values):
