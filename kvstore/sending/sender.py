@@ -40,6 +40,7 @@ from kvstore.errors import (
     StoreClosed,
     StoreError,
     StoreLocked,
+    StoreReplaced,
     Unavailable,
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
@@ -437,7 +438,7 @@ class Sender:
             sent.slot.is_spoiled = True
             self._again(number, sent)
             return
-        if sent.slot is not None and isinstance(error, LogFailed):
+        if sent.slot is not None and isinstance(error, (LogFailed, StoreReplaced)):
             sent.slot.is_spoiled = True  # it may be in the log
         self._settle(number, partial(sent.answer.set_exception, error))
 
