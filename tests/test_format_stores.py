@@ -31,7 +31,7 @@ from kvstore.spark.write.sink import KvStoreWriter
 from kvstore.spark.write.staged import OLD_SECONDS
 from logformat import checksum, paths
 from logformat.catalog import edits, image, jobs, store_file
-from logformat.ids import BucketId, Epoch, JobId, Offset, TableId, Txid
+from logformat.ids import BucketId, Epoch, JobId, Offset, TableId, Txid, WriterId
 from logformat.log import batch, writer_entry
 from logformat.log.change import ChangeType
 from logformat.rows import schema as schemas
