@@ -24,13 +24,14 @@ from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.meta.image import items_of
 from kvstore.read.changelog import CHANGE_FIELDS
+from kvstore.sending.slots import Slots
 from kvstore.spark import KvStoreSource
 from kvstore.spark.types import arrow_schema, spark_schema
 from kvstore.spark.write.sink import KvStoreWriter
 from kvstore.spark.write.staged import OLD_SECONDS
 from logformat import checksum, paths
 from logformat.catalog import edits, image, jobs, store_file
-from logformat.ids import BucketId, Epoch, JobId, Offset, TableId, Txid
+from logformat.ids import BucketId, Epoch, JobId, Offset, TableId, Txid, WriterId
 from logformat.log import batch, writer_entry
 from logformat.log.change import ChangeType
 from logformat.rows import schema as schemas
@@ -62,6 +63,9 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     with kvstore.open(store) as opened:
         opened.add_replica(str(tmp_path / "replica")).ship()
     leave_a_job(store, tmp_path / "in")
+    slots = Slots(store, Files(), lambda: WriterId(9))
+    slots.other_than(set())
+    slots.close()
     take_an_image(store, 1)
     copy = store.with_name("copy")
     kvstore.follow(str(tmp_path / "replica"), copy).close()

@@ -14,6 +14,10 @@ from kvstore.request.small import Submitted
 from logformat.ids import Sequence, WriterId
 
 
+class TooLarge(Exception):
+    """A request is too large to be sent; the bucket is taken over for it."""
+
+
 class ThisBucket(Protocol):
     """The bucket's handle, for what sends its requests; see :class:`kvstore.bucket.handle.BucketHandle`."""
 
@@ -52,6 +56,7 @@ class OtherOwner(Protocol):
 
         Raises:
             InvalidRequest: The request does not fit the table. Nothing was sent.
+            TooLarge: It can't be sent. Nothing was sent.
         """
 
     def meet(self, handle: ThisBucket, refused: StoreLocked, /) -> None:

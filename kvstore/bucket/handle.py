@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.elsewhere import OtherOwner
+from kvstore.bucket.elsewhere import OtherOwner, TooLarge
 from kvstore.bucket.engine import BucketEngine
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
@@ -489,12 +489,29 @@ class BucketHandle:
 
     def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
         """The engine; None if another process owns the bucket, and the request was sent to it."""
-        while not is_sent():
-            try:
-                return self._become_writer(waits=waits)
-            except StoreLocked as refused:
-                self._other.meet(self, refused)
+        try:
+            while not is_sent():
+                try:
+                    return self._become_writer(waits=waits)
+                except StoreLocked as refused:
+                    self._other.meet(self, refused)
+        except TooLarge:
+            return self._taken_over()
         return None
+
+    @uninterrupted
+    def _taken_over(self) -> BucketEngine:
+        """The engine, once the owner has handed the bucket over, as for a commit over several buckets."""
+        lock = self._context.commit_lock
+        deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
+        with lock.held(), lock.wanting():
+            while True:
+                try:
+                    return self._become_writer(waits=False)
+                except StoreLocked:
+                    if self._clock.monotonic() >= deadline:
+                        raise
+                pause()
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""

@@ -30,7 +30,7 @@ from uuid import uuid4
 from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.elsewhere import ThisBucket
+from kvstore.bucket.elsewhere import ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     InvalidRequest,
@@ -40,6 +40,7 @@ from kvstore.errors import (
     StoreClosed,
     StoreError,
     StoreLocked,
+    StoreReplaced,
     Unavailable,
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
@@ -132,7 +133,7 @@ class Sender:
 
         Raises:
             InvalidRequest: The request does not fit the table. Nothing was sent.
-            StoreLocked: It is too large to be sent. Nothing was sent.
+            TooLarge: It can't be sent. Nothing was sent.
         """
         if self._connection is None and not self._recovers:
             return False
@@ -297,7 +298,7 @@ class Sender:
         """Make the frame of a request, which gets a writer and a sequence if it has none; the lock is held.
 
         Raises:
-            StoreLocked: It is too large to be sent.
+            TooLarge: It can't be sent.
             StoreFull, LogFailed: There is no slot, and the disk refuses to make one.
         """
         if sent.request is None:
@@ -315,12 +316,7 @@ class Sender:
             sent.frame = frames.numbered(Kind.WRITE, number, content)
         if len(sent.frame) > FRAME_BYTES_MAX:
             self._free_slot(sent)
-            raise StoreLocked(
-                "Another process owns this bucket, and a batch of this size can't be sent to it; write smaller ones.",
-                path=self._context.place.directory,
-                bytes=len(sent.frame),
-                bytes_max=FRAME_BYTES_MAX,
-            )
+            raise TooLarge
         sent.request = request
 
     def _slot(self, sent: Sent) -> Slot:
@@ -437,7 +433,7 @@ class Sender:
             sent.slot.is_spoiled = True
             self._again(number, sent)
             return
-        if sent.slot is not None and isinstance(error, LogFailed):
+        if sent.slot is not None and isinstance(error, (LogFailed, StoreReplaced)):
             sent.slot.is_spoiled = True  # it may be in the log
         self._settle(number, partial(sent.answer.set_exception, error))
 
@@ -453,6 +449,9 @@ class Sender:
                     self._put(sent)
         except StoreError as error:
             self._settle(number, partial(sent.answer.set_exception, error))
+        except TooLarge:
+            refused = StoreLocked("The rows of this write have changed, and are too many now; write fewer at once.")
+            self._settle(number, partial(sent.answer.set_exception, refused))
 
     def _settle(self, number: int, answer: Callable[[], None] | None) -> None:
         with self._changed:

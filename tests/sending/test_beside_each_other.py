@@ -88,6 +88,19 @@ def test_every_write_of_a_sender_is_as_one_of_the_owner(table: kvstore.Table) ->
     assert rows_of(table) == []
 
 
+def test_a_batch_too_large_to_be_sent_takes_the_bucket_over(table: kvstore.Table) -> None:
+    table.upsert({"k": 1, "v": "sent", "n": 1})
+    text = "x" * 1_000_000
+    table.upsert([{"k": k, "v": text, "n": k} for k in range(10, 20)])
+    assert table.bucket(0).handle.writes
+    table.update_where(pc.field("k") >= 10, {"n": 0})
+    assert table.increment(1, {"n": 1}) == {"k": 1, "v": "sent", "n": 2}
+    assert [(row["k"], row["n"]) for row in rows_of(table) if row["k"] > 0] == [
+        (1, 2),
+        *((k, 0) for k in range(10, 20)),
+    ]
+
+
 def test_a_refused_row_is_refused_by_name_and_the_next_one_is_written(table: kvstore.Table) -> None:
     for _ in range(3):
         with pytest.raises(SchemaMismatch):

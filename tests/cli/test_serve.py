@@ -1,0 +1,38 @@
+"""``kvstore serve`` owns the buckets of a store, so that all others send to it, until it is ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kvstore
+from tests.support.waiting import wait_until
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_others_send_to_it_until_it_is_ended(store_path: Path, end: signal.Signals) -> None:
+    with kvstore.open(store_path) as store:
+        store.create_table("t", {"k": "int64", "v": "string"}, primary_key="k", buckets=2)
+    served = subprocess.Popen(
+        [sys.executable, "-u", "-m", "kvstore", "serve", str(store_path)], stdout=subprocess.PIPE, text=True
+    )
+    with served, kvstore.open(store_path) as store:
+        assert served.stdout is not None
+        assert "owns the buckets" in served.stdout.readline()
+        table = store.table("t")
+        rows = [{"k": k, "v": "sent"} for k in range(20)]
+        table.upsert(rows)
+        handles = [table.bucket(number).handle for number in range(2)]
+        assert not any(handle.writes for handle in handles)
+        other = store.create_table("later", {"k": "int64"}, primary_key="k")
+        wait_until(other.bucket(0).handle.is_owned_elsewhere)
+        served.send_signal(end)
+        assert served.wait() == 0
+        table.upsert({"k": 20, "v": "own"})
+        assert any(handle.writes for handle in handles)
+        assert len(table) == 21
+        assert store.check()
