@@ -120,8 +120,8 @@ def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory,
                 store.create_index("t", argument, INDEXES[argument])
             case "drop" if argument in table.indexes:
                 store.drop_index("t", argument)
-        assert_found(table, model, 7, number)
-    assert_found(table, model)
+        assert_found(table, model, 11, number)
+    assert_found(table, model, 2)
     assert store.check().findings == []
     store.close()
 
