@@ -113,6 +113,7 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
         with index.view() as view:
             state = view.state()
             view.writers()
+            view.entries_records()
         if (state.table_id, state.bucket_id) == (place.identity.table_id, place.identity.bucket_id):
             return index
     except UnsupportedVersion:

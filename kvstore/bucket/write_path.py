@@ -183,6 +183,8 @@ class WritePath:
         if self._unique is not None:
             # What is decided was tested before, and is never refused.
             encoded = self._merge_stored(request, timestamp, self._unique if not decided else None)
+            if decided:
+                self._forget_newer()  # its rows are newer, too
             return _applied(encoded)
         encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
         return _applied(encoded)

@@ -319,7 +319,6 @@ class StoreRuntime:
         self._directories.create(table, rows, Replaced(replaced.id, turn))
         self._forget(replaced.id, opened)
 
-    @uninterrupted
     def create_index(
         self,
         definition: TableDefinition,

@@ -21,8 +21,9 @@ from kvstore.replica.contents import verify_parts
 from logformat import paths
 from logformat.catalog import edits, following_file, store_file
 from logformat.catalog.image import Reader
-from logformat.log import segment, sparse_index
+from logformat.log import entries_record, segment, sparse_index
 from logformat.log.batch import decode_header, verify
+from logformat.log.entries_record import EntriesRecord
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.log.writer_entry import decode_entry, decode_snapshot
 from logformat.replica import follower_status, manifest as replica_manifest
@@ -70,6 +71,8 @@ def every() -> list[Stored]:
         found.append(
             Stored("index", "entry of a writer", each[1:], lambda data: decode_entry(log_targets.WRITER, data))
         )
+    record = entries_record.encode(3, EntriesRecord(103, 2))
+    found.append(Stored("index", "record of entries", record, lambda data: entries_record.decode(3, data)))
     return [each for each in found if each.data]
 
 
