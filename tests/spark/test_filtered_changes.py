@@ -103,6 +103,8 @@ def test_filters_that_do_not_fit_are_refused(store: kvstore.Store) -> None:
     ):
         with pytest.raises(error):
             KvStoreSource({"path": path, "table": table, "filter": filter}).schema()
+    with pytest.raises(UnsupportedOperation, match="for the changes of a store"):
+        KvStoreSource({"path": "s3://bucket/x", "table": "t$changelog", "filter": "n > 3"}).schema()
     source = KvStoreSource({"path": path, "table": "t$changelog"})
     pinned = source.pin(spark_schema(source.load().columns))
     options = {"path": path, "table": "t$changelog", "filter": "n > 3"}

@@ -136,7 +136,7 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
         # Other joins read all rows, and so do those with rows that may differ when they are computed again.
         for sql in (
             f"SELECT t.k FROM {name}.t LEFT JOIN few ON t.k = few.id",
-            f"SELECT t.k FROM (SELECT * FROM few WHERE rand() < 2) f LEFT JOIN {name}.t t ON t.k = f.id",
+            f"SELECT t.k FROM (SELECT * FROM few WHERE rand() < 0.9) f LEFT JOIN {name}.t t ON t.k = f.id",
             f"SELECT t.k FROM (SELECT * FROM few LIMIT 50) f LEFT JOIN {name}.t t ON t.k = f.id",
             f"SELECT t.k FROM {name}.t JOIN few ON t.n = few.id",
         ):

@@ -20,7 +20,7 @@ from kvstore.request.row_layout import layout_of
 from kvstore.spark.read.filters import lists_of
 from logformat.ids import BucketId
 
-KEYS_MAX = 1 << 18
+KEYS_MAX = 1 << 20
 """More keys are not looked up: each is in a task, and so in the memory of the driver."""
 
 

@@ -39,6 +39,11 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
   /** A smaller table is read as fast as the other side. */
   private val TableBytesMin = 1L << 20
 
+  /** An outer join then has one task, which must not read a large table: so few bytes have no more keys than can be
+    * looked up.
+    */
+  private val OuterBytesMax = 2L << 20
+
   override def apply(plan: LogicalPlan): LogicalPlan = plan match {
     case subquery: Subquery if subquery.correlated => plan
     case _ if !conf.dynamicPartitionPruningEnabled => plan
@@ -102,17 +107,17 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
     case relation: DataSourceV2ScanRelation =>
       relation.scan match {
         case scan: StoreScan
-            if scan.isLookedUpBy(key.name, keys) && relation.outputSet.contains(key) && isSmall(source, relation) =>
+            if scan.isLookedUpBy(key.name, keys) && relation.outputSet.contains(key) && isSmall(source, relation, kind) =>
           Some(change(key, relation))
         case _ => None
       }
     case _ => None
   }
 
-  private def isSmall(source: LogicalPlan, table: DataSourceV2ScanRelation): Boolean = {
+  private def isSmall(source: LogicalPlan, table: DataSourceV2ScanRelation, kind: JoinType): Boolean = {
     val bytes = table.stats.sizeInBytes
-    bytes >= TableBytesMin && source.stats.sizeInBytes <= bytes / Ratio &&
-      source.stats.sizeInBytes <= math.max(conf.autoBroadcastJoinThreshold, TableBytesMin)
+    val most = if (isOuter(kind)) OuterBytesMax else math.max(conf.autoBroadcastJoinThreshold, TableBytesMin)
+    bytes >= TableBytesMin && source.stats.sizeInBytes <= bytes / Ratio && source.stats.sizeInBytes <= most
   }
 
   /** Whether a plan gives the same rows each time. */
