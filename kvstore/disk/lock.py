@@ -200,7 +200,7 @@ class EditLock:
                     path=self._path,
                     **_holder(self._path),
                 )
-            _name_holder(descriptor, _own_facts(os.getpid()).ljust(_FACTS_BYTES))
+            _name_holder(descriptor, _own_facts(os.getpid()))
             yield
         finally:
             # A forked child forgets the descriptor; a child between fork and exec has it too.
@@ -308,16 +308,15 @@ def _waited(descriptor: int, clock: Clock, seconds: float) -> bool:
 def _name_holder(descriptor: int, facts: bytes) -> None:
     """Write into a lock file which process holds the lock, unless it is there: a write would make each sync slower."""
     with suppress(OSError):  # a full disk; the content only serves messages, and as a hint
-        if os.pread(descriptor, _FACTS_BYTES + 1, 0) != facts:
-            os.ftruncate(descriptor, 0)
+        if os.pread(descriptor, _FACTS_BYTES, 0) != facts:
             os.pwrite(descriptor, facts, 0)
 
 
 @cache
 def _own_facts(pid: int, *, takes_requests: bool = False) -> bytes:
-    """Content of a lock file."""
+    """Content of a lock file, of a fixed size: it replaces a longer one as a whole."""
     facts = {"pid": pid, "host": socket.gethostname()} | ({_TAKES_REQUESTS: True} if takes_requests else {})
-    return json.dumps(facts).encode()
+    return json.dumps(facts).encode().ljust(_FACTS_BYTES)
 
 
 def takes_requests(path: Path) -> bool:
