@@ -40,7 +40,7 @@ class Seen:
 
 
 def explored(
-    work: Path, recorder: Recorder, earlier: int, bug: str | None = None, *, seed: int = 3, draws: int = 6
+    work: Path, recorder: Recorder, earlier: int, bug: str | None = None, *, seed: int = 3, draws: int = 32
 ) -> Seen:
     """A checkpoint, after as many that came to their end, cut off after each of its calls."""
     (directory := work / "run").mkdir()

@@ -27,7 +27,7 @@ from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from logformat.ids import WriterId
 from tests.checkpoint.catalogs import Here
-from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, STORE
+from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, SMALL_SLICES, STORE
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 BUCKETS = {"t": 2, "d": 1}
@@ -122,6 +122,7 @@ def checkpoints_here() -> Iterator[None]:
         yield
 
 
+@SMALL_SLICES
 def run(directory: Path, script: WholeScript) -> int:
     """Do the steps; returns the exit status."""
     marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -265,6 +266,7 @@ def changes_of(act: Act, schema: pa.Schema) -> kvstore.Changes:
     return kvstore.Changes.of(list(act.operations), schema)
 
 
+@SMALL_SLICES
 def recover(directory: Path, script: WholeScript) -> int:
     """Open what a crash left and have it ready to be written, and nothing else."""
     try:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
+from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync
@@ -44,6 +45,8 @@ REFUSED = 3
 SMALL_ROWS_MAX = 2
 BOTH_WAYS = mock.patch.object(small, "ROWS_MAX", SMALL_ROWS_MAX)
 """While it lasts, larger batches are no small writes, so that some go either way."""
+SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=3, SLICE_ROWS_MAX=5)
+"""While it lasts, a merge of more than five rows takes several transactions, so that some are left halfway."""
 
 SETTINGS = {
     "segment_bytes_max": 3500,
@@ -150,6 +153,7 @@ def _operations(random: Random, number: int) -> tuple[Operation, ...]:
     return tuple(made)
 
 
+@SMALL_SLICES
 def run(directory: Path, script: Script) -> int:
     """Do the steps; returns the exit status."""
     marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -238,6 +242,7 @@ class _Worker:
                 raise
 
 
+@SMALL_SLICES
 def recover(directory: Path, script: Script) -> int:
     """Open what a crash left and have it ready to be written, and nothing else."""
     settings: dict[str, Any] = {"durability": script.durability, **script.settings}
@@ -265,7 +270,7 @@ def epoch(number: int) -> kvstore.Changes:
 def epochs(directory: Path, _: Script) -> int:
     """Commit some epochs to a table that is there."""
     with kvstore.open(directory / STORE) as store:
-        for number in range(2):
+        for number in range(3):
             store.table(TABLE).apply_epoch(epoch(number), "w", number)
     return 0
 
