@@ -490,11 +490,17 @@ class BucketHandle:
     def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
         """The engine; None if another process owns the bucket, and the request was sent to it."""
         try:
+            was_recovered = False
             while not is_sent():
                 try:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
-                    self._other.meet(self, refused)
+                    is_recovered = self._ownership.is_written() is None
+                    if is_recovered and was_recovered:
+                        raise  # that process does not finish
+                    was_recovered = is_recovered
+                    if not is_recovered:
+                        self._other.meet(self, refused)
         except TooLarge:
             return self._taken_over()
         return None
