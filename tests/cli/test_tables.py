@@ -199,7 +199,7 @@ def test_every_command_has_help_with_examples() -> None:
     assert found == [
         *("init", "create", "alter", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "export"),
         *("changelog", "history", "writers", "undo", "apply", "sql", "check", "compact", "backup", "replicate"),
-        *("ui", "doctor", "demo"),
+        *("serve", "ui", "doctor", "demo"),
         *("log ls", "log show"),
     ]
 

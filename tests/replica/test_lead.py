@@ -231,7 +231,7 @@ def test_rows_merged_before_the_fencing_are_not_appended_after_it(
 def test_an_epoch_merged_before_the_fencing_is_not_appended_after_it(
     tmp_path: Path, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply, merged = WritePath.apply, []
+    apply, merged = WritePath.apply_all, []
 
     def slowly(self: WritePath, *arguments: Any, **given: Any) -> Any:
         found = apply(self, *arguments, **given)
@@ -240,7 +240,7 @@ def test_an_epoch_merged_before_the_fencing_is_not_appended_after_it(
 
     with kvstore.open(tmp_path / "s") as store:
         table = store.table("t")
-        monkeypatch.setattr(WritePath, "apply", slowly)
+        monkeypatch.setattr(WritePath, "apply_all", slowly)
         with pytest.raises(WriterFenced):
             table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 3, "v": 3})], SCHEMA), "w", 0)
         assert merged

@@ -232,7 +232,7 @@ def test_arguments_come_in_the_order_of_the_contract() -> None:
         kvstore.Table.delete: "keys columns where",
         kvstore.Bucket.apply: "changes writer_id sequence writer_epoch columns overwrite schema_id",
         kvstore.Store.create_table: "name schema primary_key buckets bucket_key merge_engine changelog_image "
-        "delete_behavior auto_increment skip_identical_updates compression retention",
+        "delete_behavior auto_increment skip_identical_updates compression retention indexes",
     }
     for function, names in expected.items():
         assert " ".join(inspect.signature(function).parameters) == f"self {names}"
