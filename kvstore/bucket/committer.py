@@ -581,8 +581,7 @@ class Committer:
         """When the memtable must be merged even without a request, in seconds of the clock."""
         if self.memtable.is_merged:
             return None
-        idle = self._applied_last + self._idle
-        return idle if self.memtable.is_merging else min(self._applied_first + self._wait, idle)
+        return min(self._applied_first + self._wait, self._applied_last + self._idle)
 
     def _plan(self, commit_seconds: float) -> None:
         """Decide how long the next commit waits, given how long the last one took."""

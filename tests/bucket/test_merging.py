@@ -6,6 +6,7 @@ The moments are copies of the store's directory, as a kill of the process would 
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from kvstore.memtable.memtable import Memtable
 from kvstore.repair.store import repair
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 ROWS = 40
@@ -217,6 +219,21 @@ def test_writes_go_on_while_it_does(store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         assert_is(store.table("t"), model)
         assert not store.check().findings
+
+
+def test_what_comes_during_a_merge_is_durable_in_time(store_path: Path) -> None:
+    begun = threading.Event()
+    with (
+        small_slices(1, begun.set),
+        kvstore.open(
+            store_path, durability="interval", sync_interval_ms=50, commit_wait_ms=50, commit_idle_ms=3_600_000
+        ) as store,
+    ):
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert([{"k": k, "v": 0, "s": "s"} for k in range(200)])
+        assert begun.wait(60)
+        table.upsert({"k": 1000, "v": 0, "s": "s"})
+        wait_until(lambda: table.bucket(0).handle.committed().applied_offset == 201)
 
 
 @settings(max_examples=12, deadline=None)
