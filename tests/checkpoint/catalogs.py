@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
 import msgspec
-import pytest
 
 from kvstore.checkpoint import recovery, worker
 from kvstore.checkpoint.controller import Controller
@@ -27,6 +26,7 @@ from logformat.catalog.edits import BeginEpoch, Edit, Payload
 from logformat.ids import Txid
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
+from tests.support.image_workers import images_by
 
 STORE = UUID(int=9)
 EDITS_PER_SEGMENT = 7
@@ -53,10 +53,9 @@ class Here:
         pass
 
 
-def make_images_here(patch: pytest.MonkeyPatch, clock: Clock | None = None) -> None:
-    """Images are made by this process, not by processes of their own, which take long to start."""
-    start = partial(Here, clock=clock)
-    patch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": start})
+def images_of_this_process(clock: Clock | None = None) -> AbstractContextManager[None]:
+    """While it lasts, images are made by this process, by the time of a clock."""
+    return images_by(partial(Here, clock=clock))
 
 
 class Catalog:

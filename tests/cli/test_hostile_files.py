@@ -11,7 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.ingest import formats
-from tests.cli.commands import Done, fine, process, run
+from tests.cli.commands import Done, fine, run, spawned
 
 MIB = b"a" * (1 << 20)
 PEAK = """
@@ -39,7 +39,7 @@ def unpacking(path: Path, before: bytes, mib: int, after: bytes = b"", repeated:
 
 
 def in_process(*arguments: object, script: str = "") -> Done:
-    with process(*arguments, script=script) as running:
+    with spawned(*arguments, script=script) as running:
         out, err = running.communicate()
         return Done(running.returncode, out, err)
 

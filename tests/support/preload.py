@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pytest  # noqa: F401
 
 import kvstore
+import kvstore.cli.main
 import kvstore.shared.bucket
 import kvstore.store.store
 import kvstore.testing  # noqa: F401
