@@ -202,6 +202,13 @@ class Forked:
         self.wait()
 
 
+def ran(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """A program that has ended; see :class:`Forked`."""
+    process = Forked(source, *arguments)
+    out, errors = process.communicate()
+    return subprocess.CompletedProcess([source, *map(str, arguments)], process.wait(), out, errors)
+
+
 def _run(
     given: list[Descriptor],
     directory: str,
