@@ -31,16 +31,17 @@ sys.meta_path.insert(0, WithoutPandas)
 """
 """Source for the beginning of a program: Arrow imports pandas where it is there, half as long as all else takes."""
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["kvstore", "tests.support.preload"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["kvstore", "tests.support.preload"])
+"""Processes of ``multiprocessing`` that are forked from one that has imported everything."""
 
 
 class Child:
     """A process that runs ``main(pipe, *arguments)``; a context manager that kills it in the end."""
 
     def __init__(self, main: Callable[..., None], *arguments: Any) -> None:
-        self.pipe, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=main, args=(theirs, *arguments), daemon=True)
+        self.pipe, theirs = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=main, args=(theirs, *arguments), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -141,7 +142,7 @@ class Forked:
                 given.append(write)
             words, environment = ["-c", *map(str, arguments)], dict(os.environ)
             main = ([Descriptor(each) for each in given], os.getcwd(), environment, words, source, buffered)
-            self._process = _CONTEXT.Process(target=_run, args=main, daemon=True)
+            self._process = CONTEXT.Process(target=_run, args=main, daemon=True)
             self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
