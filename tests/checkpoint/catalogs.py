@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
 import msgspec
 
-from kvstore.checkpoint import recovery, worker
+from kvstore.checkpoint import recovery
 from kvstore.checkpoint.controller import Controller
-from kvstore.checkpoint.messages import Answer, Task
+from kvstore.checkpoint.messages import Task
 from kvstore.checkpoint.process import Running
-from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
@@ -26,7 +24,7 @@ from logformat.catalog.edits import BeginEpoch, Edit, Payload
 from logformat.ids import Txid
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
-from tests.support.image_workers import images_by
+from tests.support.image_workers import Here
 
 STORE = UUID(int=9)
 EDITS_PER_SEGMENT = 7
@@ -36,26 +34,6 @@ def encoded(state: CatalogState) -> bytes:
     """The same for equal states."""
     ids = state.txid, state.leader_epoch, state.leader, state.lost_to, state.next_table_id, state.next_writer_id
     return msgspec.json.encode((ids, list(image.items_of(state))))
-
-
-class Here:
-    """A worker in this process."""
-
-    def __init__(self, task: Task, files: Files | None = None, clock: Clock | None = None) -> None:
-        self._task = task
-        self._files = files or Files()
-        self._clock = clock or SetClock()
-
-    def answer(self, _seconds: float) -> Answer:
-        return worker.run(self._task, self._files, self._clock)
-
-    def kill(self) -> None:
-        pass
-
-
-def images_of_this_process(clock: Clock | None = None) -> AbstractContextManager[None]:
-    """While it lasts, images are made by this process, by the time of a clock."""
-    return images_by(partial(Here, clock=clock))
 
 
 class Catalog:

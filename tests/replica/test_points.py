@@ -14,9 +14,9 @@ import kvstore
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
-from tests.checkpoint.catalogs import images_of_this_process
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock
+from tests.support.image_workers import images_of_this_process
 from tests.support.tables import rows_of
 
 BUCKETS = 3

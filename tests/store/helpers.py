@@ -10,6 +10,9 @@ from types import TracebackType
 from tests.support.processes import WITHOUT_PANDAS, Forked
 
 _BEGIN = """
+from tests.support.image_workers import images_of_this_process
+images = images_of_this_process()
+images.__enter__()
 from kvstore.errors import *
 path = sys.argv[1]
 """

@@ -23,6 +23,9 @@ OPEN = """
 import signal, sys, traceback
 import kvstore
 from kvstore.errors import StoreError
+from tests.support.image_workers import images_of_this_process
+images = images_of_this_process()
+images.__enter__()
 for path, mode in zip(sys.argv[1::2], sys.argv[2::2]):
     signal.alarm(int({seconds}))
     try:
