@@ -7,21 +7,18 @@ import textwrap
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.processes import WITHOUT_PANDAS, Forked
+from tests.support.processes import Forked
 
 _BEGIN = """
+import os, sys
+import pyarrow as pa
+import kvstore
 from tests.support.image_workers import images_of_this_process
 images = images_of_this_process()
 images.__enter__()
 from kvstore.errors import *
 path = sys.argv[1]
 """
-PREAMBLE = f"""{WITHOUT_PANDAS}
-import os, sys
-import pyarrow as pa
-import kvstore
-{_BEGIN}"""
-"""For a program of ``subprocess``."""
 
 
 class Program:

@@ -101,7 +101,7 @@ class Forked:
     options, limits, imports, peak of memory) needs ``subprocess``.
 
     Args:
-        source: A program, with the names ``kvstore``, ``os``, ``pa`` and ``sys``.
+        source: A program.
         arguments: ``sys.argv`` after its first element.
         text: Whether the pipes are text.
         stdin: ``subprocess.PIPE``, a file, or nothing to read.
@@ -230,13 +230,11 @@ def _run(
     sys.stdin = os.fdopen(0)
     sys.stdout = os.fdopen(1, "w") if buffered else io.TextIOWrapper(io.FileIO(1, "w"), write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w"), write_through=True)
-    names = {name: sys.modules[module] for name, module in _NAMES.items()}
     try:
-        exec(compile(source, "<string>", "exec"), {"__name__": "__main__", **names})
+        exec(compile(source, "<string>", "exec"), {"__name__": "__main__"})
     finally:
         threading._shutdown()
         atexit._run_exitfuncs()
 
 
-_NAMES = {"kvstore": "kvstore", "os": "os", "pa": "pyarrow", "sys": "sys"}
 Pipe = Connection
