@@ -95,7 +95,7 @@ def small_batches(rows: int) -> Any:
     return mock.patch("kvstore.cli.load.command.portions", partial(portions, rows_max=rows))
 
 
-def changes(store: Path, table: str) -> list[dict[str, Any]]:
+def changelog_of(store: Path, table: str) -> list[dict[str, Any]]:
     """A table's changelog, but for the times."""
     with kvstore.open(store, read_only=True) as opened:
         found = [row for batch in opened.table(table).changelog() for row in batch.to_pylist()]
