@@ -17,6 +17,7 @@ from kvstore.disk import lock
 from kvstore.disk.files import Files
 from kvstore.errors import StoreLocked
 from tests.store.helpers import Program, run
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 ROWS = [{"k": key, "v": key} for key in range(100)]
@@ -106,8 +107,7 @@ def test_threads_that_read_do_not_wait_for_one_that_edits(
         editing = [threading.Thread(target=store.new_writer_id, daemon=True) for _ in range(2)]
         for thread in editing:
             thread.start()
-        while len(set(tries)) < 2:  # both are looking for the lock
-            threading.Event().wait(0.01)
+        wait_until(lambda: len(set(tries)) == 2)  # both are looking for the lock
         assert store.list_tables() == ["t", "u"]
         assert store.table("t").count() == 100
         assert all(thread.is_alive() for thread in editing)
