@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, settings
 import kvstore
 from tests.kernel.both import lookups_both_ways
 from tests.support import proof, s3
+from tests.support.image_workers import ForkedWorker, images_by
 from tests.support.order import rank_of, scope_of
 
 if TYPE_CHECKING:
@@ -127,6 +128,13 @@ def _unhurried(request: pytest.FixtureRequest) -> None:
     """Long tests are no hang: whatever they wait for has a limit of its own."""
     if request.node.get_closest_marker("long") or request.node.get_closest_marker("nightly"):
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _images_by_forked_processes() -> Iterator[None]:
+    """See :mod:`tests.support.image_workers`; tests/checkpoint/test_processes.py has the store's own workers."""
+    with images_by(ForkedWorker):
+        yield
 
 
 @pytest.fixture

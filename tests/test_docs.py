@@ -8,7 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.processes import ran
+
 ROOT = Path(__file__).parents[1]
+
+
+def started(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
 def test_the_readme_example_runs_and_prints_what_it_says(tmp_path: Path) -> None:
@@ -16,8 +22,8 @@ def test_the_readme_example_runs_and_prints_what_it_says(tmp_path: Path) -> None
     example, spark_example = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     (printed,) = re.findall(r"prints\n\n```\n(.*?)```", readme, re.DOTALL)
     example = example.replace("/tmp/kvstore-example", str(tmp_path / "example"))
-    for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)
+    for run in (started, ran):
+        done = run(example)
         assert done.returncode == 0, done.stderr
         assert done.stdout == printed
         # What it says to do before running it again.
@@ -73,6 +79,6 @@ def test_the_example_of_ingestion_runs(tmp_path: Path) -> None:
     prepared = "import kvstore, pyarrow as pa\n" + (
         f"kvstore.open('{tmp_path}/store').create_table('files', pa.schema([('path', pa.string())]), 'path')\n"
     )
-    done = subprocess.run([sys.executable, "-c", prepared + example], capture_output=True, text=True, check=False)
+    done = ran(prepared + example)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("a.csv JobStatistics(file_number=1")

@@ -21,10 +21,7 @@ from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 ROW = {"k": 9, "v": 9}
-
-
-def changes() -> kvstore.Changes:
-    return kvstore.Changes.of([("upsert", ROW)], SCHEMA)
+CHANGES = kvstore.Changes.of([("upsert", ROW)], SCHEMA)
 
 
 def flush_writer(store: kvstore.Store) -> None:
@@ -36,10 +33,10 @@ def flush_writer(store: kvstore.Store) -> None:
 WRITES: dict[str, Callable[[kvstore.Store], Any]] = {
     "upsert": lambda store: store.table("t").upsert([ROW]),
     "delete": lambda store: store.table("t").delete([1]),
-    "apply": lambda store: store.table("t").apply(changes()),
-    "apply_epoch": lambda store: store.table("t").apply_epoch(changes(), "e", 0),
-    "bucket.apply": lambda store: store.table("t").bucket(0).apply(changes()),
-    "bucket.submit": lambda store: store.table("t").bucket(0).submit(changes()).result(),
+    "apply": lambda store: store.table("t").apply(CHANGES),
+    "apply_epoch": lambda store: store.table("t").apply_epoch(CHANGES, "e", 0),
+    "bucket.apply": lambda store: store.table("t").bucket(0).apply(CHANGES),
+    "bucket.submit": lambda store: store.table("t").bucket(0).submit(CHANGES).result(),
     "writer.flush": flush_writer,
     "named writer": lambda store: store.table("t").writer("n"),
     "create_table": lambda store: store.create_table("u", SCHEMA, "k"),

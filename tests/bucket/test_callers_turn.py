@@ -23,6 +23,7 @@ from kvstore.meta.journal import Journal
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from tests.support.clocks import SetClock
+from tests.support.committers import committer_of
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 from tests.support.waiting import wait_until
@@ -106,9 +107,7 @@ def test_rows_of_several_buckets_are_written_at_once(store_path: Path, disk: Dis
 
 
 def test_others_wait_for_the_callers_turn_and_then_write_together(table: kvstore.Table, disk: Disk) -> None:
-    engine = table.bucket(0).handle.engine
-    assert engine is not None
-    committer = engine.committer
+    committer = committer_of(table)
     with ThreadPoolExecutor() as threads:
         disk.may_sync.clear()
         disk.threads.clear()
@@ -127,9 +126,7 @@ def test_others_wait_for_the_callers_turn_and_then_write_together(table: kvstore
 
 
 def test_after_a_group_callers_come_together_again(table: kvstore.Table, disk: Disk) -> None:
-    handle = table.bucket(0).handle
-    assert handle.engine is not None
-    committer = handle.engine.committer
+    committer = committer_of(table)
     with ThreadPoolExecutor() as threads, committer.turn.taken():
         threads.submit(table.upsert, {"k": 1, "v": 0})
         wait_until(lambda: (committer.waiting, committer.queued) == (1, 0))
@@ -180,9 +177,7 @@ def test_a_caller_leaves_a_write_to_the_committer_when_a_commit_is_due(store_pat
         table = store.create_table("t", SCHEMA, "k")
         for number in range(3):
             table.upsert({"k": number, "v": 0})
-        engine = table.bucket(0).handle.engine
-        assert engine is not None
-        index = engine.committer.memtable.index
+        index = committer_of(table).memtable.index
         assert (disk.here(), index.committed_state().applied_offset) == (True, 0)
         clock.now += 700_000  # and the committer, which waits in real time, sleeps on, or has not yet begun to sleep
         table.upsert({"k": 3, "v": 0})

@@ -24,6 +24,7 @@ from kvstore.store.store import Store
 from logformat.log.index_state import IndexState
 from tests.crash.bugs import planted
 from tests.support.clocks import SetClock
+from tests.support.committers import committer_of
 from tests.support.disks import FailingDisk, failing
 from tests.support.tables import changes_of, rows_of
 from tests.support.waiting import wait_until
@@ -180,7 +181,7 @@ def test_only_the_request_at_fault_fails(store_path: Path, disk: FailingDisk) ->
         table = store.table("t")
         table.upsert({"k": 99, "v": 0})
         answers: dict[int, StoreError | None] = {}
-        committer = table.bucket(0).handle.engine.committer
+        committer = committer_of(table)
         gathered = threading.Event()
 
         def slow(call: str) -> int:

@@ -35,7 +35,7 @@ from logformat.rows.keys import ROW
 from tests.crash.history import copy_of
 from tests.support.clocks import SetClock
 from tests.support.processes import Child, Pipe
-from tests.support.tables import assert_equals_model, changes, rows_of
+from tests.support.tables import assert_equals_model, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
 BY_HAND: dict[str, Any] = {"commit_wait_ms": 600_000, "commit_idle_ms": 600_000, "sync_interval_ms": 600_000}
@@ -51,7 +51,7 @@ def write(pipe: Pipe, path: Path, options: dict[str, Any]) -> None:
         table = store.table("t")
         match what:
             case "write":
-                table.apply(changes(operations, SCHEMA))
+                table.apply(kvstore.Changes.of(operations, SCHEMA))
             case "flush":
                 table.flush()
             case "compact":

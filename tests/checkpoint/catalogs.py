@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 from uuid import UUID
 
 import msgspec
-import pytest
 
-from kvstore.checkpoint import recovery, worker
+from kvstore.checkpoint import recovery
 from kvstore.checkpoint.controller import Controller
-from kvstore.checkpoint.messages import Answer, Task
+from kvstore.checkpoint.messages import Task
 from kvstore.checkpoint.process import Running
-from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
@@ -27,6 +24,7 @@ from logformat.catalog.edits import BeginEpoch, Edit, Payload
 from logformat.ids import Txid
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
+from tests.support.image_workers import Here
 
 STORE = UUID(int=9)
 EDITS_PER_SEGMENT = 7
@@ -36,27 +34,6 @@ def encoded(state: CatalogState) -> bytes:
     """The same for equal states."""
     ids = state.txid, state.leader_epoch, state.leader, state.lost_to, state.next_table_id, state.next_writer_id
     return msgspec.json.encode((ids, list(image.items_of(state))))
-
-
-class Here:
-    """A worker in this process."""
-
-    def __init__(self, task: Task, files: Files | None = None, clock: Clock | None = None) -> None:
-        self._task = task
-        self._files = files or Files()
-        self._clock = clock or SetClock()
-
-    def answer(self, _seconds: float) -> Answer:
-        return worker.run(self._task, self._files, self._clock)
-
-    def kill(self) -> None:
-        pass
-
-
-def make_images_here(patch: pytest.MonkeyPatch, clock: Clock | None = None) -> None:
-    """Images are made by this process, not by processes of their own, which take long to start."""
-    start = partial(Here, clock=clock)
-    patch.setattr(Controller.__init__, "__kwdefaults__", {**Controller.__init__.__kwdefaults__, "start": start})
 
 
 class Catalog:

@@ -17,8 +17,9 @@ from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
-from tests.checkpoint.catalogs import STORE, Catalog, Here
+from tests.checkpoint.catalogs import STORE, Catalog
 from tests.support.clocks import SetClock
+from tests.support.image_workers import Here
 from tests.support.processes import Child, Pipe
 
 KILLED = 77

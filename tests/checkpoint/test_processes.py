@@ -27,11 +27,18 @@ from logformat import paths
 from logformat.catalog import edits
 from logformat.catalog.edits import AllocateWriter, Payload
 from logformat.ids import Epoch, Txid
-from tests.checkpoint.catalogs import STORE, Catalog, Here, encoded
+from tests.checkpoint.catalogs import STORE, Catalog, encoded
 from tests.support.clocks import SetClock
 from tests.support.edits import payload
+from tests.support.image_workers import Here, images_by
 from tests.support.processes import Child, Pipe
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def workers_of_the_store() -> Iterator[None]:
+    with images_by(WorkerProcess):
+        yield
 
 
 @pytest.fixture

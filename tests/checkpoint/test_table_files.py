@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from kvstore.store.store import Store
 from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId
-from tests.checkpoint.catalogs import make_images_here
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 
@@ -71,14 +70,6 @@ def file_of(path: Path, id: int) -> Path:
     return paths.table_file(path, TableId(id))
 
 
-@pytest.fixture(scope="module")
-def images_of_this_process() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        make_images_here(patch)
-        yield
-
-
-@pytest.mark.usefixtures("images_of_this_process")
 def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with kvstore.open(path, edits_per_journal=4) as store:
@@ -121,7 +112,6 @@ def test_tables_of_lost_edits_come_back_with_their_rows(tmp_path: Path) -> None:
 
 @slow(30)
 @given(st.integers(0, 2**32))
-@pytest.mark.usefixtures("images_of_this_process")
 def test_after_any_history_every_live_table_comes_back(seed: int) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:

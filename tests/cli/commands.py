@@ -16,7 +16,7 @@ from unittest import mock
 import kvstore
 from kvstore.cli.load.portions import portions
 from kvstore.cli.main import main
-from tests.support.processes import WITHOUT_PANDAS
+from tests.support.processes import WITHOUT_PANDAS, Forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,19 +68,26 @@ load.portions = functools.partial(load.portions, rows_max={rows})
 """The same, as a script for a process."""
 
 
-def process(*arguments: object, script: str = "", text: bool = True, **options: Any) -> subprocess.Popen[Any]:
+def process(*arguments: object, script: str = "", **options: Any) -> Forked:
     """The command as a process of its own, after a script has run in it."""
-    # A shell has what it runs in the background ignore SIGINT, and that is inherited.
-    interrupts = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{WITHOUT_PANDAS}\n{interrupts}\n{script}\nfrom kvstore.cli.main import main\nmain()"
+    return Forked(_program(script), *arguments, **options)
+
+
+def spawned(*arguments: object, script: str = "") -> subprocess.Popen[str]:
+    """The same with a Python of its own: how it starts and ends, and its memory, are those of the command."""
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
+        [sys.executable, "-c", f"{WITHOUT_PANDAS}\n{_program(script)}", *map(str, arguments)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=text,
-        **options,
+        text=True,
     )
+
+
+def _program(script: str) -> str:
+    # A shell has what it runs in the background ignore SIGINT, and that is inherited.
+    interrupts = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
+    return f"{interrupts}\n{script}\nfrom kvstore.cli.main import main\nmain()"
 
 
 def small_batches(rows: int) -> Any:
@@ -88,7 +95,7 @@ def small_batches(rows: int) -> Any:
     return mock.patch("kvstore.cli.load.command.portions", partial(portions, rows_max=rows))
 
 
-def changes(store: Path, table: str) -> list[dict[str, Any]]:
+def changelog_of(store: Path, table: str) -> list[dict[str, Any]]:
     """A table's changelog, but for the times."""
     with kvstore.open(store, read_only=True) as opened:
         found = [row for batch in opened.table(table).changelog() for row in batch.to_pylist()]

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import gzip
 import json
+from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 
 import kvstore
 from kvstore.ingest import formats
-from tests.cli.commands import Done, fine, process, run
+from tests.cli.commands import Done, fine, run, spawned
 
 MIB = b"a" * (1 << 20)
-PEAK = """
-import atexit
-def peak():
-    line = next(each for each in open("/proc/self/status") if each.startswith("VmHWM"))
-    print("peak", int(line.split()[1]) >> 10)
-atexit.register(peak)
+IN_TURN = """
+import contextlib, io, json, sys
+from kvstore.cli.main import main
+for command in json.loads(sys.argv[1]):
+    sys.argv, errors = ["kvstore", *command], io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            main()
+    except SystemExit as end:
+        print(json.dumps([end.code, errors.getvalue()]))
+line = next(each for each in open("/proc/self/status") if each.startswith("VmHWM"))
+print(int(line.split()[1]) >> 10)
+sys.exit()
 """
-"""A script that prints the most memory that its process had (MiB)."""
+"""A script that runs commands, and prints how each ended, and the most memory that its process had (MiB)."""
 
 
 @pytest.fixture
@@ -34,14 +43,26 @@ def store(tmp_path: Path) -> Path:
 
 def unpacking(path: Path, before: bytes, mib: int, after: bytes = b"", repeated: bytes = MIB) -> Path:
     """A compressed file of ``before``, about so many MiB of the same, and ``after``."""
-    path.write_bytes(gzip.compress(before) + gzip.compress(repeated * 64) * (mib // 64) + gzip.compress(after))
+    path.write_bytes(gzip.compress(before) + _packed(repeated) * (mib // 64) + gzip.compress(after))
     return path
 
 
+@cache
+def _packed(repeated: bytes) -> bytes:
+    return gzip.compress(repeated * 64)
+
+
 def in_process(*arguments: object, script: str = "") -> Done:
-    with process(*arguments, script=script) as running:
+    with spawned(*arguments, script=script) as running:
         out, err = running.communicate()
         return Done(running.returncode, out, err)
+
+
+def in_turn(*commands: list[object]) -> list[Any]:
+    """How commands of one process end: exit code and errors of each, and then its peak of memory (MiB)."""
+    done = in_process(json.dumps(commands, default=str), script=IN_TURN)
+    assert done.code == 0, done.err
+    return done.lines
 
 
 HOSTILE = {
@@ -54,18 +75,24 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize(("command", "name"), [*(("load", name) for name in HOSTILE), ("upsert", "line.jsonl.gz")])
-def test_what_is_longer_than_a_limit_is_refused_with_little_memory(
-    store: Path, tmp_path: Path, name: str, command: str
-) -> None:
-    before, after = HOSTILE[name]
-    file = unpacking(tmp_path / name, before, 640, after)
-    limit = {"csv": formats.CSV_BLOCK_BYTES, "jsonl": formats.LINE_BYTES_MAX}.get(name.split(".")[1], "")
-    done = in_process(command, store, "t", file, script=PEAK)
-    assert done.code == 2, done.err
-    assert f"bytes_max={limit}" in done.err
-    assert len(done.err) < 1000
-    assert int(done.out.split()[1]) < 600 + (400 if "array" in name else 0)
+@pytest.mark.parametrize("is_array", [False, True], ids=["by row", "whole"])
+def test_what_is_longer_than_a_limit_is_refused_with_little_memory(store: Path, tmp_path: Path, is_array: bool) -> None:
+    """One process takes them one after the other: its peak of memory is the highest of all."""
+    limits = {"csv": formats.CSV_BLOCK_BYTES, "jsonl": formats.LINE_BYTES_MAX}
+    commands, expected = [], []
+    for name, (before, after) in HOSTILE.items():
+        if is_array == name.startswith("array"):
+            file = unpacking(tmp_path / name, before, 640, after)
+            limit = limits.get(name.split(".")[1], "")
+            for command in ("load", "upsert") if name == "line.jsonl.gz" else ("load",):
+                commands.append([command, store, "t", file])
+                expected.append(f"bytes_max={limit}")
+    *outcomes, peak = in_turn(*commands)
+    for (code, error), words in zip(outcomes, expected, strict=True):
+        assert code == 2, error
+        assert words in error
+        assert len(error) < 1000
+    assert peak < 600 + 400 * is_array
 
 
 @pytest.mark.long

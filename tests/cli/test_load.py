@@ -21,7 +21,7 @@ from rich.console import Console
 import kvstore
 from kvstore.cli.load.portions import portions
 from kvstore.ingest import formats
-from tests.cli.commands import changes, fine, run, small_batches
+from tests.cli.commands import changelog_of, fine, run, small_batches
 
 ROWS = pa.table(
     {
@@ -129,7 +129,7 @@ def test_a_log_table_is_appended_to(store: Path, tmp_path: Path) -> None:
     fine("load", store, "log", file, "--append-only")
     fine("load", store, "log", file, "--append-only")
     fine("load", store, "log", file, "--name", "once more")
-    found = changes(store, "log")
+    found = changelog_of(store, "log")
     assert [each["k"] for each in found] == [3, 1, 2, 3, 1, 2]
     assert {each["_change_type"] for each in found} == {"append"}
 
@@ -145,7 +145,7 @@ def test_the_column_a_table_fills_is_not_in_the_file(store: Path, tmp_path: Path
 
 def test_rows_are_left_out(store: Path, tmp_path: Path) -> None:
     fine("load", store, "log", write(tmp_path / "f.csv"), "--append-only", "--skip", "2")
-    assert [each["k"] for each in changes(store, "log")] == [2]
+    assert [each["k"] for each in changelog_of(store, "log")] == [2]
     done = fine("load", store, "log", tmp_path / "f.csv", "--skip", "9")
     assert done.out.endswith("it has no rows\n")
 
@@ -172,7 +172,7 @@ def test_a_row_that_does_not_fit_is_reported(store: Path, tmp_path: Path, name: 
     assert "row=58" in done.err
     assert "column=n" in done.err
     assert "rows_loaded=50" in done.err
-    assert [each["k"] for each in changes(store, "t")] == list(range(50))
+    assert [each["k"] for each in changelog_of(store, "t")] == list(range(50))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_text_that_does_not_fit_is_reported(refusing: Path, tmp_path: Path, te
     assert word in done.err
     assert done.err.count("\n") == 1
     assert done.err[:-1].isprintable()
-    assert changes(refusing, "t") == []
+    assert changelog_of(refusing, "t") == []
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_nullable_column_that_a_file_does_not_have_is_null(store: Path, tmp_pa
     fine("create", store, "t", "--column", "k:int64", "--column", "n:int8", "--key", "k")
     (tmp_path / name).write_text(text)
     fine("load", store, "t", tmp_path / name)
-    assert [each["n"] for each in changes(store, "t")] == ([None, 2] if "n" in text else [None, None])
+    assert [each["n"] for each in changelog_of(store, "t")] == ([None, 2] if "n" in text else [None, None])
 
 
 def test_a_load_goes_on_after_the_table_has_gained_a_column(store: Path, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_load_goes_on_after_the_table_has_gained_a_column(store: Path, tmp_pat
         opened.add_columns("t", [pa.field("more", pa.int64())])
     with mock.patch("kvstore.cli.load.command.portions", small):
         fine("load", store, "t", file)
-    assert [(each["k"], each["more"]) for each in changes(store, "t")] == [(n, None) for n in range(60)]
+    assert [(each["k"], each["more"]) for each in changelog_of(store, "t")] == [(n, None) for n in range(60)]
 
 
 def test_an_arrow_type_that_does_not_fit_is_reported(store: Path, tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_pieces_of_a_large_file_are_all_there(store: Path, tmp_path: Path) -> No
     ):
         for suffix in ("csv", "jsonl", "parquet"):
             fine("load", store, suffix, tmp_path / f"f.{suffix}", "--append-only")
-            assert [(each["k"], each["s"]) for each in changes(store, suffix)] == [
+            assert [(each["k"], each["s"]) for each in changelog_of(store, suffix)] == [
                 tuple(row.values()) for row in rows.to_pylist()
             ]
 
@@ -382,7 +382,7 @@ def test_another_separator(store: Path, tmp_path: Path, delimiter: str, given: s
     file = tmp_path / "f.csv"
     file.write_text(f'k{delimiter}s\n1{delimiter}"a{delimiter}b"\n2{delimiter}1,5\n')
     fine("load", store, "t", file, "--key", "k", "--delimiter", given)
-    assert [(each["k"], each["s"]) for each in changes(store, "t")] == [(1, f"a{delimiter}b"), (2, "1,5")]
+    assert [(each["k"], each["s"]) for each in changelog_of(store, "t")] == [(1, f"a{delimiter}b"), (2, "1,5")]
     assert "Columns found: k" in run("load", store, "t", file).err
 
 
@@ -393,7 +393,7 @@ def test_standard_input_is_loaded_once(store: Path) -> None:
     assert fine(*arguments, given=text).out == "standard input: all 2 rows of it were loaded before\n"
     fine(*arguments, "--name", "again", given=text)
     fine(*arguments, given=text + "5,6\n")
-    assert [each["k"] for each in changes(store, "t")] == [1, 3, 1, 3, 1, 3, 5]
+    assert [each["k"] for each in changelog_of(store, "t")] == [1, 3, 1, 3, 1, 3, 5]
     assert "--format" in run("load", store, "t", "-", given=text).err
 
 
@@ -405,7 +405,7 @@ def test_a_load_of_standard_input_goes_on_where_it_was_refused(store: Path) -> N
         fine(*arguments, given=text)
     with small_batches(10):
         assert "20 rows loaded" in fine(*arguments, given=text).out
-    assert [each["k"] for each in changes(store, "t")] == list(range(50))
+    assert [each["k"] for each in changelog_of(store, "t")] == list(range(50))
 
 
 def _three_of_ten(batches: Any) -> Any:
@@ -421,7 +421,7 @@ def test_json_is_lines_or_an_array(store: Path, tmp_path: Path, text: str, guess
     file.write_text(text)
     done = fine("load", store, "t", file, "--key", "k")
     assert done.err == f"kvstore: {file} is read as {guess}; --format chooses another\n"
-    assert [(each["k"], each["s"]) for each in changes(store, "t")] == [(1, "a"), (2, None)]
+    assert [(each["k"], each["s"]) for each in changelog_of(store, "t")] == [(1, "a"), (2, None)]
     assert fine("load", store, "t", file, "--format", "jsonl").err == ""
     fine("create", store, "u", "--like", file, "--key", "k")
 

@@ -16,7 +16,7 @@ import pytest
 import kvstore
 from kvstore.clock import SystemClock
 from logformat.log.writer_entry import EXPIRY_MS
-from tests.cli.commands import ROOT, SMALL_BATCHES, changes, fine, process, run, small_batches
+from tests.cli.commands import ROOT, SMALL_BATCHES, changelog_of, fine, process, run, small_batches
 
 ROWS, BATCH = 47, 5
 KINDS = {"log": ["--append-only"], "keyed": ["--key", "k"]}
@@ -56,7 +56,7 @@ def expected(shared_file: Path) -> dict[str, list[dict[str, Any]]]:
     with small_batches(BATCH):
         for name, options in KINDS.items():
             fine("load", store, name, shared_file, *options)
-    return {name: changes(store, name) for name in KINDS}
+    return {name: changelog_of(store, name) for name in KINDS}
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_load_that_was_stopped_goes_on(
         printed = fine("load", store, name, file, "--json").lines[0]
     assert printed["rows"] + printed["rows_before"] == ROWS
     assert printed["rows_before"] == 4 * BATCH
-    assert changes(store, name) == expected[name]
+    assert changelog_of(store, name) == expected[name]
     assert fine("check", store)
 
 
@@ -112,7 +112,7 @@ def test_a_load_may_be_stopped_at_every_batch(
             with mock.patch.object(kvstore.Bucket, "apply", stopping), pytest.raises(_StoppedError):
                 run("load", store, name, file, *KINDS[name])
         fine("load", store, name, file)
-        assert changes(store, name) == expected[name]
+        assert changelog_of(store, name) == expected[name]
         printed = fine("load", store, name, file, "--json").lines[0]
     assert (printed["rows"], printed["rows_before"]) == (0, ROWS)
 
@@ -143,11 +143,11 @@ def test_a_load_goes_on_after_the_table_forgot_its_writer(tmp_path: Path, file: 
     with small_batches(BATCH):
         printed = fine("load", store, "log", file, "--json").lines[0]
         assert printed["rows_before"] == weeks * 2 * BATCH
-        assert changes(store, "log") == expected["log"]
+        assert changelog_of(store, "log") == expected["log"]
         later = now_ms + 2 * EXPIRY_MS
         with mock.patch.object(SystemClock, "now_ms", return_value=later):
             assert fine("load", store, "log", file).out.endswith("all 47 rows of it were loaded before\n")
-    assert changes(store, "log") == expected["log"]
+    assert changelog_of(store, "log") == expected["log"]
     fine("check", store)
 
 
@@ -188,7 +188,7 @@ def test_two_loads_at_once_are_one(tmp_path: Path, file: Path, expected: dict[st
 
     with small_batches(10), mock.patch.object(kvstore.Bucket, "apply", overtaken):
         fine("load", store, "log", file)
-    assert len(changes(store, "log")) == ROWS
+    assert len(changelog_of(store, "log")) == ROWS
 
 
 @pytest.mark.parametrize("keys", [{"primary_key": "k"}, {"bucket_key": "k"}, {}], ids=["keyed", "log by key", "log"])
@@ -216,7 +216,7 @@ def test_a_load_into_several_buckets_may_be_stopped_in_each(tmp_path: Path, file
             with mock.patch.object(kvstore.Bucket, "apply", stopping), pytest.raises(_StoppedError):
                 run("load", stopped, "t", file)
         fine("load", stopped, "t", file)
-        assert changes(stopped, "t") == changes(at_once, "t")
+        assert changelog_of(stopped, "t") == changelog_of(at_once, "t")
         again = fine("load", stopped, "t", file, "--json").lines[0]
     assert (again["rows"], again["rows_before"]) == (0, ROWS)
     with kvstore.open(stopped, read_only=True) as store:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from tests.cli.commands import ROOT, process
+from tests.cli.commands import ROOT, spawned
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("arguments", [("scan",), ("changelog", "--json")])
 def test_a_reader_that_closes_the_pipe_ends_it_in_silence(store: Path, arguments: tuple[str, ...]) -> None:
     command, *options = arguments
-    with process(command, store, "t", *options) as running:
+    with spawned(command, store, "t", *options) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.readline()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import kvstore
+from tests.cli.commands import process
 from tests.support.waiting import wait_until
 
 
@@ -17,11 +16,7 @@ from tests.support.waiting import wait_until
 def test_others_send_to_it_until_it_is_ended(store_path: Path, end: signal.Signals) -> None:
     with kvstore.open(store_path) as store:
         store.create_table("t", {"k": "int64", "v": "string"}, primary_key="k", buckets=2)
-    served = subprocess.Popen(
-        [sys.executable, "-u", "-m", "kvstore", "serve", str(store_path)], stdout=subprocess.PIPE, text=True
-    )
-    with served, kvstore.open(store_path) as store:
-        assert served.stdout is not None
+    with process("serve", store_path, buffered=False) as served, kvstore.open(store_path) as store:
         assert "owns the buckets" in served.stdout.readline()
         table = store.table("t")
         rows = [{"k": k, "v": "sent"} for k in range(20)]

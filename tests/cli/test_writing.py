@@ -12,7 +12,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 import kvstore
-from tests.cli.commands import Done, changes, fine, process, run
+from tests.cli.commands import Done, changelog_of, fine, process, run
 
 SCHEMA = pa.schema([pa.field("a", pa.int64(), False), pa.field("b", pa.string(), False), ("n", pa.int64())])
 
@@ -46,7 +46,7 @@ def test_json_on_standard_input_is_upserted(store: Path, arguments: tuple[str, .
 def test_the_same_rows_are_written_again(store: Path) -> None:
     for n in (1, 2):
         assert fine("upsert", store, "log", "--json", given='{"a":1,"b":"x","n":1}').lines == [{"rows": 1}]
-        assert len(changes(store, "log")) == n
+        assert len(changelog_of(store, "log")) == n
 
 
 def test_every_format_comes_from_a_file_or_standard_input(store: Path, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_rows_that_do_not_fit_are_refused_in_one_line(
     store: Path, arguments: tuple[str, ...], text: str, word: str
 ) -> None:
     _refused(run("upsert", store, *arguments, given=text), word)
-    assert changes(store, "t") == []
+    assert changelog_of(store, "t") == []
 
 
 def _refused(done: Done, word: str) -> None:

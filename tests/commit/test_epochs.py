@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from tests.conftest import OpenStore
 from tests.support.commits import refuse_ends_of_commits
 from tests.support.disks import FailingDisk, failing
 from tests.support.examples import slow
-from tests.support.tables import rows_of
+from tests.support.tables import changes_to, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int8(), False)])
 BUCKETS = 3
@@ -41,10 +42,7 @@ def table_of(store: kvstore.Store, **options: Any) -> kvstore.Table:
     return store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS, **options)
 
 
-def changes(operations: dict[int, int | None]) -> kvstore.Changes:
-    return kvstore.Changes.of(
-        [("delete", {"k": k}) if v is None else ("upsert", {"k": k, "v": v}) for k, v in operations.items()], SCHEMA
-    )
+changes = partial(changes_to, SCHEMA)
 
 
 def sequences(table: kvstore.Table, writer_id: int) -> list[list[int]]:

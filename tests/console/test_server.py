@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from subprocess import Popen
 from typing import IO
 from unittest import mock
 from urllib.error import HTTPError
@@ -19,10 +18,11 @@ import pytest
 
 import kvstore
 from tests.cli.commands import process, run
+from tests.support.processes import Forked
 
 
 @contextmanager
-def ending(served: Popen[str]) -> Iterator[Popen[str]]:
+def ending(served: Forked) -> Iterator[Forked]:
     """A server that ends with the block, also if the block fails."""
     with served:
         try:

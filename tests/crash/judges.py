@@ -6,7 +6,6 @@ They live for a whole session, and see to it that a store that was closed keeps 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import pickle
 import threading
@@ -23,6 +22,7 @@ from tests.crash.oracles import AnyHistory, AnyScript, Oracle, oracle_of
 from tests.crash.places import materialised
 from tests.crash.verdict import Finding
 from tests.crash.vfs import Contents
+from tests.support.processes import CONTEXT
 
 PROCESSES_MAX = 2
 Answer = TypeVar("Answer")
@@ -33,7 +33,7 @@ class Judges:
 
     def __enter__(self) -> Self:
         count = min(PROCESSES_MAX, os.cpu_count() or 1)
-        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"))
+        self._pool = ProcessPoolExecutor(count, CONTEXT)
         return self
 
     def __exit__(

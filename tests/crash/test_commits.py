@@ -28,7 +28,7 @@ from tests.crash.deaths import die, dies
 from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
 from tests.support.proof import Proves
-from tests.support.tables import rows_of
+from tests.support.tables import changes_to, rows_of
 from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -36,8 +36,8 @@ BUCKETS = 3
 KEYS = range(12)
 
 
-def changes(value: int) -> kvstore.Changes:
-    return kvstore.Changes.of([("upsert", {"k": k, "v": value}) for k in KEYS], SCHEMA)
+def to_all(value: int) -> kvstore.Changes:
+    return changes_to(SCHEMA, dict.fromkeys(KEYS, value))
 
 
 # Each says where a process dies that has the store open and is about to commit, and whether the commit takes place.
@@ -89,7 +89,7 @@ def commit(pipe: Pipe, path: Path, step: str | None, *, own: bool, child_lives: 
     store = kvstore.open(path)
     table = store.table("t")
     if own:
-        table.apply(changes(0))
+        table.apply(to_all(0))
         store.flush()
     if child_lives:
         leave_a_child(path)
@@ -97,7 +97,7 @@ def commit(pipe: Pipe, path: Path, step: str | None, *, own: bool, child_lives: 
         (STEPS | ASKING)[step][0]()
     pipe.send("ready")
     pipe.recv()
-    table.apply_epoch(changes(1), "w", 1)
+    table.apply_epoch(to_all(1), "w", 1)
     pipe.send("done")
 
 
@@ -105,7 +105,7 @@ def write(pipe: Pipe, path: Path, *, child_lives: bool = False) -> None:
     """Hold all buckets, and write a row of its own over and over."""
     store = kvstore.open(path)
     table = store.table("t")
-    table.apply(changes(0))
+    table.apply(to_all(0))
     if child_lives:
         leave_a_child(path)
     pipe.send("ready")
@@ -123,7 +123,7 @@ def write(pipe: Pipe, path: Path, *, child_lives: bool = False) -> None:
 def path() -> Iterator[Path]:
     with workplace() as directory:
         with kvstore.open(directory / "s") as store:
-            store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS).apply(changes(0))
+            store.create_table("t", SCHEMA, primary_key="k", buckets=BUCKETS).apply(to_all(0))
         yield directory / "s"
 
 
@@ -135,9 +135,9 @@ def judge(path: Path, *, takes_place: bool, written: int | None = None) -> None:
         if written is not None:
             assert found.pop(100) == written - 1
         assert found == dict.fromkeys(KEYS, int(takes_place))
-        again = table.apply_epoch(changes(1), "w", 1)
+        again = table.apply_epoch(to_all(1), "w", 1)
         assert [each.duplicated for each in again.by_bucket.values()] == [takes_place] * BUCKETS
-        table.apply_epoch(changes(2), "w", 2)
+        table.apply_epoch(to_all(2), "w", 2)
         assert {row["v"] for row in rows_of(table) if row["k"] in KEYS} == {2}
         writer_id = table.writers["w"].writer_id
         assert [table.bucket(bucket).last_sequence(writer_id) for bucket in range(BUCKETS)] == [2] * BUCKETS
@@ -217,7 +217,7 @@ def test_the_holder_is_killed_while_it_is_asked(path: Path, proves: Proves) -> N
 
 def die_when_wanted(pipe: Pipe, path: Path) -> None:
     table = kvstore.open(path).table("t")
-    table.apply(changes(0))
+    table.apply(to_all(0))
     real = CommitLock.is_wanted
 
     def planted(self: CommitLock) -> bool:
@@ -244,7 +244,7 @@ def test_a_staged_batch_that_is_damaged_stops_its_bucket_and_says_which_file(pat
         assert any("was not completed" in finding for finding in store.check().findings)
         for _ in range(2):
             with pytest.raises(CorruptData, match=r"staged.*batches"):
-                table.apply_epoch(changes(1), "w", 1)
+                table.apply_epoch(to_all(1), "w", 1)
     staged.write_bytes(data)
     judge(path, takes_place=True)
 
@@ -261,11 +261,11 @@ def test_a_process_with_the_table_open_finishes_what_another_began(path: Path, h
             assert child.join() == -signal.SIGKILL
         if how == "write":
             # Each bucket appends its part before what comes after it.
-            table.apply(changes(5))
+            table.apply(to_all(5))
             log = [change for batch in table.changelog() for change in batch.to_pylist()]
             history = {k: [c["v"] for c in log if c["k"] == k and c["_change_type"] != "update_preimage"] for k in KEYS}
             assert history == {key: [0, 0, 1, 5] for key in KEYS}
-            table.apply(changes(1))
+            table.apply(to_all(1))
         else:
             wait_until(lambda: {row["v"] for row in rows_of(table)} == {1})
     judge(path, takes_place=True)
@@ -274,7 +274,7 @@ def test_a_process_with_the_table_open_finishes_what_another_began(path: Path, h
 def send_epochs(pipe: Pipe, path: Path, count: int) -> None:
     table = kvstore.open(path).table("t")
     for epoch in range(count):
-        table.apply_epoch(changes(epoch), "w", epoch)
+        table.apply_epoch(to_all(epoch), "w", epoch)
     pipe.send("done")
     pipe.recv()
 
@@ -289,7 +289,7 @@ def test_a_single_writer_has_its_buckets_back_after_every_commit_of_another(path
         with Child(send_epochs, path, 2) as other:
             assert other.hear() == "done"
             table.upsert(rows)
-            table.apply(changes(7))
+            table.apply(to_all(7))
             other.say("end")
             other.join()
         assert {row["v"] for row in rows_of(table)} == {7}
@@ -300,14 +300,14 @@ def test_a_process_that_only_commits_keeps_the_buckets(path: Path) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
         for epoch in range(2):
-            table.apply_epoch(changes(epoch), "w", epoch)
+            table.apply_epoch(to_all(epoch), "w", epoch)
             assert all(table.bucket(bucket).handle.writes for bucket in table.offsets())
 
 
 def test_a_snapshot_that_is_interrupted_by_a_commit_of_another_is_taken_all_the_same(path: Path) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
-        table.apply(changes(1))
+        table.apply(to_all(1))
         with Child(send_epochs, path, 4) as other:
             table.snapshot()
             while not other.pipe.poll():

@@ -55,7 +55,7 @@ def fail(
 
 
 def test_failed_sync(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    fail(QUICK_SYNCS, Limits(draws=1, share=0.008), work, recorder, judges, tell, proves)
+    fail(QUICK_SYNCS, Limits(draws=1, share=0.003), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long

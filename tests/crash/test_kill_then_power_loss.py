@@ -79,7 +79,7 @@ def test_kill_then_power_loss(work: Path, recorder: Recorder, judges: Judges, te
     plan = script(31, 6, numbered=True)
     _, whole = record(recorder, plan, work)
     points = points_of(whole.calls, QUICK_POINTS)
-    cut_after(points, plan, Limits(draws=1, share=0.008), work, recorder, judges, tell, proves)
+    cut_after(points, plan, Limits(draws=1, share=0.004), work, recorder, judges, tell, proves)
 
 
 @pytest.mark.long

@@ -35,7 +35,7 @@ def explored(plan: Script, limits: Limits, work: Path, recorder: Recorder, judge
 
 
 def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    report = explored(expiring(2, 6), Limits(draws=1, share=0.02), work, recorder, judges, tell)
+    report = explored(expiring(2, 6), Limits(draws=1, share=0.006), work, recorder, judges, tell)
     assert report.states >= QUICK_STATES_MIN
     report.prove(proves)
 

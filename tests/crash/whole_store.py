@@ -26,8 +26,8 @@ from kvstore.errors import LogFailed, StoreError
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
 from logformat.ids import WriterId
-from tests.checkpoint.catalogs import Here
 from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, SMALL_SLICES, STORE
+from tests.support.image_workers import Here
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
 BUCKETS = {"t": 2, "d": 1}

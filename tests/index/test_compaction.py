@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +33,7 @@ from kvstore.store.store import Store
 from logformat import paths
 from tests.cli.commands import fine, run
 from tests.conftest import OpenStore
+from tests.support.processes import Forked, ran
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
@@ -108,15 +108,13 @@ with kvstore.open(sys.argv[1], read_only=True) as store:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def reader(tmp_path: Path) -> Iterator[Callable[[Path], Forked]]:
     """Another process that begins a scan, and ends it at the next line."""
-    begun: list[subprocess.Popen[str]] = []
+    begun: list[Forked] = []
 
-    def begin(path: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", READER, str(path)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def begin(path: Path) -> Forked:
+        process = Forked(READER, path, stdin=subprocess.PIPE)
         begun.append(process)
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         return process
 
@@ -127,7 +125,7 @@ def reader(tmp_path: Path) -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 
 def test_the_scan_of_another_process_is_reported_and_goes_on_while_the_index_is_compacted(
-    tmp_path: Path, reader: Callable[[Path], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, reader: Callable[[Path], Forked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_indexes, "LOOK_BYTES", 1 << 20)
     path = tmp_path / "s"
@@ -344,7 +342,7 @@ def test_only_the_writer_of_a_bucket_compacts_it(tmp_path: Path) -> None:
         table = store.create_table("t", SCHEMA, "k")
         write(table, "a")
         code = "import kvstore, sys\nkvstore.open(sys.argv[1]).table('t').compact()"
-        other = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+        other = ran(code, path)
         assert StoreLocked.__name__ in other.stderr
     with kvstore.open(path, read_only=True) as store, pytest.raises(kvstore.errors.UnsupportedOperation):
         store.table("t").compact()

@@ -27,7 +27,7 @@ from kvstore.meta.leadership import CatalogLeadership
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import Payload
-from tests.checkpoint.catalogs import Here
+from tests.support.image_workers import Here
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])

@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.errors import UnsupportedOperation
 from kvstore.kernel import build, library
+from tests.support.processes import ran
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,7 +80,7 @@ def test_a_library_that_can_not_be_loaded_is_none(path: str) -> None:
         "library.library_path = lambda: Path(sys.argv[1]);"
         "assert library.kernel() is None"
     )
-    subprocess.run([sys.executable, "-c", program, path], cwd=ROOT, check=True)
+    assert ran(program, ROOT / path).returncode == 0
 
 
 def test_a_loaded_library_needs_no_file() -> None:
@@ -91,7 +92,7 @@ def test_a_loaded_library_needs_no_file() -> None:
         "assert (library.row_verifier() is None) == (library.bucket_finder() is None) == (there is None);"
         "assert (library.row_hasher() is None) == (library.record_maker() is None) == (there is None)"
     )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+    assert ran(program).returncode == 0
 
 
 def test_importing_kvstore_does_not_load_the_kernel() -> None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import combinations
 
 import pyarrow as pa
@@ -14,6 +12,7 @@ from logformat.errors import CorruptData
 from logformat.rows.record import RecordCodec
 from tests.logformat.damage import bit_flips, cuts
 from tests.support.contents import contents, values_of
+from tests.support.processes import ran
 
 
 def records_of(rows: pa.RecordBatch) -> list[bytes]:
@@ -120,7 +119,7 @@ class TestDamage:
             except CorruptData:
                 print("refused")
         """
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        done = ran(program)
         assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
 
     @given(st.lists(st.binary(max_size=60), max_size=3))

@@ -18,12 +18,12 @@ from typing import Any
 
 import kvstore
 from kvstore.errors import StoreError
-from tests.checkpoint.catalogs import Here
 from tests.crash.bugs import planted
 from tests.crash.history import History, Window
 from tests.crash.verdict import examine, judge
 from tests.crash.workload import MARKS, STORE, TABLE, Script, run, script
 from tests.proof.power import Disk
+from tests.support.image_workers import Here
 from tests.support.processes import Child, Pipe
 
 IDS = "ids"

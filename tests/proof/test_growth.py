@@ -25,11 +25,11 @@ from kvstore.options import StoreOptions
 from kvstore.store import held_indexes
 from kvstore.store.store import Store
 from logformat import paths
-from tests.checkpoint.catalogs import Here
 from tests.conftest import OpenStore
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
 from tests.support.clocks import SetClock
+from tests.support.image_workers import Here
 from tests.support.proof import Proves
 
 FIGURE = "rounds of growth"

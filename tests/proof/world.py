@@ -18,7 +18,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.errors import StoreLocked
 from kvstore.table.open_table import OpenTable
-from tests.checkpoint.catalogs import Here
+from tests.support.image_workers import Here
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from logformat.ids import SchemaId
 from logformat.rows import schema as schemas
 from tests.conftest import OpenStore
 from tests.support.clocks import SetClock
+from tests.support.committers import environment_of
 from tests.support.disks import FailingDisk, failing
 from tests.support.following import Following, Polls, changes
 
@@ -44,7 +44,7 @@ def write_some(table: kvstore.Table, seed: int, batches: int = 25) -> None:
         else:
             table.upsert([{"k": key, "v": step} for key in choose.sample(range(10), choose.randrange(1, 5))])
         if choose.random() < 0.3:
-            time.sleep(choose.random() * 0.03)
+            table.flush()  # what comes after it is in another commit of the index
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -160,13 +160,13 @@ class TestWaiting:
         table = open_store(**NEVER).create_table("t", SCHEMA, "k")
         following = Following(table.changelog(follow=True, end=3))
         table.upsert({"k": 1, "v": 1})
-        committed = table.bucket(0).handle.engine.committer.memtable.index.environment.last_committed()
+        committed = environment_of(table).last_committed()
         table.upsert({"k": 2, "v": 1})
         following.wait_for(2)
         polls.wait_for_more(following)
         table.upsert({"k": 3, "v": 1})
         assert len(following.ended()) == 3
-        assert table.bucket(0).handle.engine.committer.memtable.index.environment.last_committed() == committed
+        assert environment_of(table).last_committed() == committed
 
     def test_a_waiting_reader_holds_no_transaction_and_no_file(
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
@@ -175,7 +175,7 @@ class TestWaiting:
         table.upsert({"k": 1, "v": 1})
         table.flush()
         files = len(os.listdir("/proc/self/fd"))
-        environment = table.bucket(0).handle.engine.committer.memtable.index.environment
+        environment = environment_of(table)
         followers = [Following(table.changelog(start, follow=True)) for start in ("earliest", "full") for _ in range(3)]
         for follower in followers:
             follower.wait_for(1)

@@ -15,14 +15,14 @@ from kvstore import Aggregate
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from tests.conftest import OpenStore
 from tests.support.processes import Child, Pipe
-from tests.support.tables import rows_of
+from tests.support.tables import changes_to, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 COMMITS, ROWS = 12, 10
 
 
-def changes(keys: Any, value: int = 0) -> kvstore.Changes:
-    return kvstore.Changes.of([("upsert", {"k": k, "v": value}) for k in keys], SCHEMA)
+def upserts(keys: Any, value: int = 0) -> kvstore.Changes:
+    return changes_to(SCHEMA, dict.fromkeys(keys, value))
 
 
 def commit(pipe: Pipe, path: str, first: int) -> None:
@@ -33,7 +33,7 @@ def commit(pipe: Pipe, path: str, first: int) -> None:
         with kvstore.open(path) as store:
             table = store.table("t")
             start = first + number * ROWS
-            answer = table.parts.apply(table.by_bucket(changes(range(start, start + ROWS))), "batches")
+            answer = table.parts.apply(table.by_bucket(upserts(range(start, start + ROWS))), "batches")
             assert not any(each.duplicated for each in answer.by_bucket.values())
     pipe.send("done")
 
@@ -61,7 +61,7 @@ def test_concurrent_commits_of_several_processes_are_all_there(store: kvstore.St
 def replace_all(pipe: Pipe, path: str) -> None:
     with kvstore.open(path) as store:
         table = store.table("t")
-        table.parts.apply(table.by_bucket(changes([-1])), "batches", replaces=True)
+        table.parts.apply(table.by_bucket(upserts([-1])), "batches", replaces=True)
     pipe.send("done")
 
 
@@ -144,8 +144,8 @@ def test_rows_that_stay_equal_are_no_changes_of_a_replacement(
 
 def test_replacing_while_a_column_is_added(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
-    table.apply(changes(range(4)))
-    old = table.by_bucket(changes([1, 9], 1))
+    table.apply(upserts(range(4)))
+    old = table.by_bucket(upserts([1, 9], 1))
     store.add_columns("t", [pa.field("n", pa.int64())])
     table.parts.apply(old, "w", replaces=True)
     assert sorted(row["k"] for row in rows_of(table)) == [1, 9]
@@ -158,14 +158,14 @@ def test_an_invalid_epoch_is_refused(store: kvstore.Store, epoch: Any) -> None:
     with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
         table.parts.apply({}, "w", epoch)
     with pytest.raises(InvalidRequest, match="`epoch` must be an integer"):
-        table.apply_epoch(changes([]), "w", epoch)
+        table.apply_epoch(upserts([]), "w", epoch)
     assert table.writers == {}
 
 
 def test_rows_of_another_bucket_are_refused(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
-    parts = table.by_bucket(changes(range(10)))
-    for wrong in ({0: parts[1]}, {1: parts[0], 0: parts[1]}, {2: parts[0]}, {0: changes(range(10))}):
+    parts = table.by_bucket(upserts(range(10)))
+    for wrong in ({0: parts[1]}, {1: parts[0], 0: parts[1]}, {2: parts[0]}, {0: upserts(range(10))}):
         with pytest.raises(InvalidRequest, match="belong to another bucket"):
             table.parts.apply(wrong, "w")
     assert table.count() == 0
@@ -182,8 +182,8 @@ def test_tables_that_can_not_be_replaced(store: kvstore.Store, options: dict[str
 
 def test_a_refused_content_leaves_the_number_free(store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2, merge_engine=Aggregate({"v": "sum"}))
-    table.parts.apply(table.by_bucket(changes([1], 2**62)), "w")
+    table.parts.apply(table.by_bucket(upserts([1], 2**62)), "w")
     with pytest.raises(StoreError):
-        table.parts.apply(table.by_bucket(changes([1], 2**62)), "w")
-    table.parts.apply(table.by_bucket(changes([2], 1)), "w")
+        table.parts.apply(table.by_bucket(upserts([1], 2**62)), "w")
+    table.parts.apply(table.by_bucket(upserts([2], 1)), "w")
     assert sorted(row["v"] for row in rows_of(table)) == [1, 2**62]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.replica.client import ObjectStore
+from tests.support.processes import ran
 
 SHIPS = """
 import os, sys, kvstore, pyarrow as pa
@@ -42,7 +41,8 @@ with kvstore.follow(str(base / "new" / "deep" / "r"), base / "c") as follower:
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
 def test_only_the_owner_can_read_objects_and_directories(tmp_path: Path, umask: int) -> None:
-    subprocess.run([sys.executable, "-c", SHIPS, tmp_path, str(umask)], check=True)
+    done = ran(SHIPS, tmp_path, umask)
+    assert done.returncode == 0, done.stderr
     made = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
     assert len(made) > 15
     modes = {str(each): oct(each.stat().st_mode & 0o777) for each in made}
@@ -60,7 +60,8 @@ def test_the_owner_keeps_its_rights_under_a_strict_umask(tmp_path: Path, umask: 
         "place.replace('a/b', [b'w'])\n"
         "place.replace('c', [b''])\n"
     )
-    subprocess.run([sys.executable, "-c", puts, tmp_path / "r"], check=True)
+    done = ran(puts, tmp_path / "r")
+    assert done.returncode == 0, done.stderr
     modes = {each.name: oct(each.stat().st_mode & 0o777) for each in tmp_path.rglob("*")}
     assert modes == {"r": "0o700", "a": "0o700", "b": "0o600", "c": "0o600"}
     assert sorted(ObjectStore(str(tmp_path / "r")).list()) == [("a/b", 1), ("c", 0)]

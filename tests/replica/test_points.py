@@ -14,9 +14,9 @@ import kvstore
 from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
-from tests.checkpoint.catalogs import make_images_here
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored
 from tests.support.clocks import SetClock
+from tests.support.image_workers import images_of_this_process
 from tests.support.tables import rows_of
 
 BUCKETS = 3
@@ -218,10 +218,7 @@ def test_a_job_loads_files_again_whose_rows_were_not_restored(tmp_path: Path) ->
             assert back.check()
 
 
-def test_a_job_is_paused_if_the_names_of_its_unrestored_files_are_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_images_here(monkeypatch)
+def test_a_job_is_paused_if_the_names_of_its_unrestored_files_are_gone(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     objects = Objects()
     with kvstore.open(tmp_path / "s", edits_per_journal=4) as store:
@@ -259,10 +256,9 @@ def moment(ms: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
-def test_times_before_and_after_a_replica_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_before_and_after_a_replica_are_refused(tmp_path: Path) -> None:
     clock, objects = SetClock(), Objects()
-    make_images_here(monkeypatch, clock)
-    with Store(tmp_path / "s", StoreOptions(edits_per_journal=3), clock=clock) as store:
+    with images_of_this_process(clock), Store(tmp_path / "s", StoreOptions(edits_per_journal=3), clock=clock) as store:
         replica = replica_of(store, objects)
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         at = moment(clock.now)

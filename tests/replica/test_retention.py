@@ -87,7 +87,7 @@ class History:
         self.rows |= changed
         self.states.append((self.clock.now, dict(self.rows)))
 
-    def step(self, ms: int = MINUTE_MS // 2) -> None:
+    def step(self, ms: int = MINUTE_MS) -> None:
         """Time passes, something is written, the log expires, and what is new is shipped."""
         self.clock.now += ms
         self.write()
@@ -101,7 +101,7 @@ class History:
         save_image(self.store, self.clock.now)
 
     def go_on(self, minutes: int) -> None:
-        for _ in range(2 * minutes):
+        for _ in range(minutes):
             self.step()
 
     def state_at(self, time_ms: int) -> dict[int, str]:
@@ -140,7 +140,7 @@ def history(tmp_path: Path) -> Iterator[History]:
 def test_a_replica_stays_below_twice_the_store(history: History, tmp_path: Path) -> None:
     largest = shipped = 0.0
     objects = history.objects
-    for _ in range(240):
+    for _ in range(120):
         before = objects.held.keys()
         known = set(before)
         history.step()

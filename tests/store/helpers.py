@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.processes import WITHOUT_PANDAS
+from tests.support.processes import Forked
 
-PREAMBLE = f"""{WITHOUT_PANDAS}
+_BEGIN = """
 import os, sys
 import pyarrow as pa
 import kvstore
+from tests.support.image_workers import images_of_this_process
+images = images_of_this_process()
+images.__enter__()
 from kvstore.errors import *
 path = sys.argv[1]
 """
@@ -23,21 +25,14 @@ class Program:
     """Another process: it prints lines, and waits for one where its source does."""
 
     def __init__(self, store: Path, source: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", "-c", PREAMBLE + textwrap.dedent(source), str(store)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = Forked(_BEGIN + textwrap.dedent(source), store, stdin=subprocess.PIPE, buffered=False)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
     def line(self) -> str:
-        assert self.process.stdout is not None
-        text = self.process.stdout.readline()
+        text: str = self.process.stdout.readline()
         if not text:
             raise AssertionError(self.process.communicate()[1])
         return text.strip()
@@ -58,16 +53,12 @@ class Program:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.__exit__(kind, error, trace)
 
 
 def run(store: Path, source: str) -> str:
     """What a program prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + textwrap.dedent(source), str(store)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = Forked(_BEGIN + textwrap.dedent(source), store)
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return str(out).strip()

@@ -9,7 +9,6 @@ import io
 import os
 import resource
 import struct
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from logformat.log import arrow_message, writer_entry
 from logformat.log.batch import LogBatch, decode_batch, decode_header, encode_batch
 from logformat.replica.object_file import CRC_AT, HEAD, decode_object, encode_object, parse_name
 from tests.fuzz import seal
+from tests.support.processes import ran
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())])
@@ -183,5 +183,5 @@ def explode() -> None:
 
 def test_they_are_refused_before_memory_is_taken() -> None:
     code = "from tests.store.test_bombs import explode; explode()"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = ran(code)
     assert not done.returncode, f"{done.returncode}\n{done.stderr[-3_000:]}"

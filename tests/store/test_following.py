@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 
 WRITER = """
-import random, time
+import random
 store = kvstore.open(path, segment_bytes_max=8000)
 table = store.table("t")
 choose = random.Random(7)
@@ -35,7 +35,7 @@ for step in range(200):
     if step % 3 == 0:
         table.delete(choose.sample(range(20), 2))
     if step % 20 == 0:
-        time.sleep(choose.random() / 10)
+        table.flush()
 print(table.offsets()[0][1])
 sys.stdin.readline()
 """

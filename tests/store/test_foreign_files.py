@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from tests.support.processes import ran
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 SECONDS_MAX = 120
@@ -24,6 +23,9 @@ OPEN = """
 import signal, sys, traceback
 import kvstore
 from kvstore.errors import StoreError
+from tests.support.image_workers import images_of_this_process
+images = images_of_this_process()
+images.__enter__()
 for path, mode in zip(sys.argv[1::2], sys.argv[2::2]):
     signal.alarm(int({seconds}))
     try:
@@ -173,12 +175,7 @@ def assert_refused_or_whole(
             shutil.copytree(filled, store)
             foreign(store / name, store)
             arguments += [str(store), mode]
-    done = subprocess.run(
-        [sys.executable, "-c", OPEN.format(seconds=SECONDS_MAX), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(OPEN.format(seconds=SECONDS_MAX), *arguments)
     outcomes = dict(
         zip([f"{name} {mode}" for name in names for mode in ("read", "write")], done.stdout.splitlines(), strict=False)
     )
@@ -200,7 +197,8 @@ def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:
         "kvstore.follow(sys.argv[1] + '-replica', sys.argv[1] + '-copy').close()\n"
     )
     path = tmp_path / "store"
-    subprocess.run([sys.executable, "-c", make, path], check=True)
+    done = ran(make, path)
+    assert done.returncode == 0, done.stderr
     for store in (path, tmp_path / "store-copy"):
         made = [store, *store.rglob("*")]
         assert len(made) > 20

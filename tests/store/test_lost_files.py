@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptBatch, CorruptData, CorruptImage, NotAStore
+from tests.support.processes import ran
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
@@ -135,7 +134,7 @@ def test_an_index_that_is_lost_is_built_by_writers_and_named_by_readers(store_pa
     )
     # In another process: LMDB would end this one if it were let at a file that is cut off.
     for arguments, ends_well in ([["read-only"], False], [[], True], [["read-only"], True]):
-        done = subprocess.run([sys.executable, "-c", read, store_path, *arguments], capture_output=True, text=True)
+        done = ran(read, store_path, *arguments)
         assert done.returncode == (0 if ends_well else 1), done.stderr
         assert done.stdout.strip() == "100000" if ends_well else "CorruptData" in done.stderr
 
@@ -174,8 +173,7 @@ def test_a_store_one_is_not_allowed_to_use_is_refused_by_name(open_to_all: Path,
     target = {"place": open_to_all / "new", "name too long": open_to_all / ("x" * 300)}.get(case, path)
     try:
         for arguments in ([], ["read-only"]):
-            command = [sys.executable, "-c", AS_ORDINARY_USER, target, *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = ran(AS_ORDINARY_USER, target, *arguments)
             assert done.stdout.split() == ["UnsupportedOperation" if case == "data" else "NotAStore"], done.stderr
     finally:
         forbidden.chmod(allowed)

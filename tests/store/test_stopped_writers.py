@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ from kvstore.clock import SystemClock
 from kvstore.disk import lock
 from kvstore.disk.files import Files
 from kvstore.errors import StoreLocked
-from tests.store.helpers import PREAMBLE, Program
+from tests.store.helpers import Program, run
+from tests.support.waiting import wait_until
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 ROWS = [{"k": key, "v": key} for key in range(100)]
@@ -68,14 +67,7 @@ print("read")
 
 
 def test_a_reader_does_not_wait_for_a_stopped_writer(store_path: Path, editor: Program) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + READER, str(store_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-    )
-    assert done.stdout == "read\n", done.stderr
+    assert run(store_path, READER) == "read"
 
 
 def test_an_edit_that_waits_for_a_stopped_process_names_it(
@@ -115,8 +107,7 @@ def test_threads_that_read_do_not_wait_for_one_that_edits(
         editing = [threading.Thread(target=store.new_writer_id, daemon=True) for _ in range(2)]
         for thread in editing:
             thread.start()
-        while len(set(tries)) < 2:  # both are looking for the lock
-            threading.Event().wait(0.01)
+        wait_until(lambda: len(set(tries)) == 2)  # both are looking for the lock
         assert store.list_tables() == ["t", "u"]
         assert store.table("t").count() == 100
         assert all(thread.is_alive() for thread in editing)

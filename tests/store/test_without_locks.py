@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from kvstore.disk.environment import Environment, open_environment
 from kvstore.disk.files import Files
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import CorruptData, Unavailable, UnsupportedOperation
-from tests.store.helpers import PREAMBLE, Program
+from tests.store.helpers import Program, run
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
 ROWS = [{"k": key, "v": key} for key in range(2000)]
@@ -79,10 +77,7 @@ def test_a_store_without_write_permission_can_be_read(open_to_all: Path, locks: 
     for each in (path, *path.rglob("*")):
         each.chmod(0o555 if each.is_dir() else 0o444)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", PREAMBLE + READER, str(path)], capture_output=True, text=True, check=False
-        )
-        assert done.stdout == "read\n", done.stderr
+        assert run(path, READER) == "read"
         assert len(list(path.rglob(LMDB_FILES[1]))) == (2 if locks == "there" else 0)
     finally:
         for each in (path, *path.rglob("*")):

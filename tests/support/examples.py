@@ -1,4 +1,4 @@
-"""How many examples a property takes that is slow: all of them in ``make test-long``, a third in ``make test``."""
+"""How many examples a property takes that is slow: all of them in ``make test-long``, a fifth in ``make test``."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def slow(examples: int, **others: Any) -> settings:
         examples: In ``make test-long``.
         others: See ``hypothesis.settings``.
     """
-    return settings(max_examples=examples if IS_LONG else examples // 3, **others)
+    return settings(max_examples=examples if IS_LONG else -(-examples // 5), **others)

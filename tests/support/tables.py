@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 
 import kvstore
@@ -50,5 +52,8 @@ def assert_equals_model(table: kvstore.Table, model: Model) -> None:
     assert table.offsets() == {0: (0, model.end)}
 
 
-def changes(operations: list[tuple[str, Row]], schema: pa.Schema) -> kvstore.Changes:
-    return kvstore.Changes.of(operations, schema)
+def changes_to(schema: pa.Schema, values: Mapping[int, int | None]) -> kvstore.Changes:
+    """What gives these values of ``v`` to keys ``k``; None deletes a row."""
+    return kvstore.Changes.of(
+        [("delete", {"k": k}) if v is None else ("upsert", {"k": k, "v": v}) for k, v in values.items()], schema
+    )

@@ -32,7 +32,6 @@ from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from logformat import paths
 from logformat.ids import BucketId
-from tests.checkpoint.catalogs import make_images_here
 from tests.conftest import OpenStore
 from tests.store.helpers import Program
 from tests.support.clocks import SetClock
@@ -64,11 +63,6 @@ print([table[1]["a"], table[1]["b"]])
 sys.stdin.readline()
 print([table[1], table[2], table.schema.names])
 """
-
-
-@pytest.fixture(autouse=True)
-def images_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_images_here(monkeypatch)
 
 
 @pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])

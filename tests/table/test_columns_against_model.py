@@ -20,7 +20,6 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch
-from tests.checkpoint.catalogs import make_images_here
 from tests.support.tables import rows_of
 
 NAMES = ("a", "b", "c", "d")
@@ -192,11 +191,6 @@ def _value(random: Random, kind: pa.DataType) -> Any:
 
 PLACE = ("_bucket", "_log_offset", "_change_type", "_commit_version")
 STEPS = ("add", "rename", "drop", "upsert", "upsert", "upsert", "delete", "reopen", "save", "read", "restore")
-
-
-@pytest.fixture(autouse=True)
-def images_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_images_here(monkeypatch)
 
 
 def run(seed: int, steps: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -31,6 +29,7 @@ from kvstore.request import small
 from kvstore.request.results import WriteResult
 from kvstore.table import conditional
 from tests.support.examples import slow
+from tests.support.processes import Forked
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int32()), pa.field("s", pa.string())])
@@ -165,8 +164,8 @@ for _ in range(4):
             except StoreLocked:
                 time.sleep(0.01)
 """
-    workers = [subprocess.Popen([sys.executable, "-c", program, str(store.path)]) for _ in range(3)]
-    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    workers = [Forked(program, store.path) for _ in range(3)]
+    assert [worker.communicate()[1] for worker in workers] == ["", "", ""]
     with kvstore.open(store.path) as again:
         assert list(again["t"]) == [row(1, 12)]
 

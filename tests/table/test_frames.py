@@ -18,6 +18,7 @@ import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from tests.cli.commands import fine
 from tests.support.examples import slow
+from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("path", pa.string(), False), pa.field("size", pa.int64())])
 ROWS = [{"path": name, "size": size} for name, size in [("a", 1), ("b", None), ("c", 2**60 + 1)]]
@@ -28,11 +29,6 @@ def files(store: kvstore.Store) -> kvstore.Table:
     table = store.create_table("files", SCHEMA, "path")
     table.upsert(ROWS)
     return table
-
-
-def rows_of(table: kvstore.Table) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = table.scan().read_all().to_pylist()
-    return rows
 
 
 class TestOut:

@@ -9,6 +9,7 @@ import pytest
 
 from logformat.errors import StoreClosed
 from logformat.rows.changes import Changes
+from tests.support.waiting import wait_until
 from writer.buffer import Buffer
 from writer.intake import Item
 from writer.refused import Refused
@@ -38,8 +39,7 @@ def test_an_item_that_is_added_while_the_writer_ends_is_reported_or_refused() ->
     def leave(items: list[Item]) -> tuple[list[Changes], list[Refused]]:
         assert items == [{"n": 0}]
         late.append(pool.submit(buffer.add, {"n": 1}))
-        while not buffer.waiting:
-            threading.Event().wait(0.001)
+        wait_until(lambda: buffer.waiting > 0)
         return [], []
 
     with ThreadPoolExecutor(1) as pool:

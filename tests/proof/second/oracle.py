@@ -11,7 +11,6 @@ from typing import TypeGuard
 
 import kvstore
 from kvstore.store.store import Store
-from tests.checkpoint.catalogs import Here
 from tests.proof.second.workload import (
     CONSUMER,
     FIRST_MS,
@@ -31,6 +30,7 @@ from tests.proof.second.workload import (
     writer_of,
 )
 from tests.support.clocks import SetClock
+from tests.support.image_workers import Here
 
 MORE_STEPS = 3
 """So many a lane goes on after a crash."""
