@@ -202,7 +202,8 @@ def test_explain_says_what_is_read(store: kvstore.Store) -> None:
     assert table.explain(mail=("m5", "m6")) == "index by_mail by mail"
     assert table.explain(age=1, mail="a") == "index by_age_and_mail by age, mail"
     assert table.explain(age=1) == "scan of all rows", "it has half of them"
-    assert table.explain(pc.field("mail") == "a") == "scan of all rows"
+    assert table.explain((pc.field("mail") == "a") & (pc.field("score") > 5)) == "index by_mail by mail"
+    assert table.explain((pc.field("mail") == "a") | (pc.field("score") > 5)) == "scan of all rows"
     assert table.explain(pc.field("id") == 5) == table.explain(id=5) == "scan of 1 range of keys"
     with pytest.raises(InvalidRequest, match=r"Give a filter"):
         table.explain()
