@@ -93,6 +93,8 @@ def _known(function: str, operands: Sequence[_Operand], options: Any, schema: pa
             return _Part(_both(_truth(one, schema), _truth(other, schema)))
         case [one, other] if function in ("or_kleene", "or"):
             return _Part(_either(_truth(one, schema), _truth(other, schema)))
+        case [condition, one, _Literal(other)] if function == "if_else" and other[0].as_py() is not True:
+            return _Part(_both(_truth(condition, schema), _truth(one, schema)))  # so DuckDB writes IN
         case [_Column(name), _Literal(values)] if function in _COMPARISONS:
             return _compared(name, function, values, schema)
         case [_Literal(values), _Column(name)] if function in _COMPARISONS:

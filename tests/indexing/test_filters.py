@@ -18,6 +18,7 @@ import kvstore
 from kvstore.indexing import asked, find
 from kvstore.indexing.conditions import matching
 from kvstore.indexing.filters import conditions_in
+from tests.conftest import OpenStore
 
 SCHEMA = pa.schema(
     [
@@ -124,6 +125,11 @@ FOUND: list[tuple[pc.Expression, str]] = [
     ((pc.field("mail") >= "a") & (pc.field("mail") < "b"), "index mail by mail"),
     ((pc.field("mail") < "a") | (pc.field("mail") < "b"), "index mail by mail"),
     ((pc.field("mail") > "a") & (pc.field("age") == 7), "index both by age, mail"),
+    (
+        pc.if_else(pc.field("mail").is_valid(), pc.field("mail") == "a", pa.scalar(None, pa.bool_())),
+        "index mail by mail",
+    ),
+    (pc.if_else(pc.field("mail") == "a", pc.field("age") == 7, pc.scalar(True)), "scan of all rows"),
     (pc.field("ok"), "index ok by ok"),
     (~pc.field("ok"), "index ok by ok"),
     (pc.field("at") == pa.scalar(dt.datetime(2020, 1, 1), pa.timestamp("us")), "index at by at"),
@@ -205,3 +211,95 @@ def assert_scanned(table: Any, expected: pa.RecordBatch, filter: Any, span: dict
     else:
         assert found["id"] == ids[:limit]
     assert found["mail"] == [mails[id] for id in found["id"]]
+
+
+def entries_read(patch: pytest.MonkeyPatch) -> list[int]:
+    """Number of entries that are read, at last."""
+    counted, real = [0], find.row_key_of
+
+    def count(entry: bytes, value: bytes) -> bytes:
+        counted[0] += 1
+        return real(entry, value)
+
+    patch.setattr(find, "row_key_of", count)
+    return counted
+
+
+def test_every_read_with_a_filter_uses_an_index(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"mail": "mail", "age": "age"})
+    table.upsert([{"id": number, "mail": f"m{number % 500}", "age": number % 7} for number in range(3000)])
+    table.flush()
+    count = entries_read(monkeypatch)
+    wanted = (pc.field("mail") == "m77") & (pc.field("age") > 2)
+    expected = [number for number in range(77, 3000, 500) if number % 7 > 2]
+    listed = "(" + ", ".join(f"'m{number}'" for number in range(20)) + ")"
+    reads: list[tuple[Callable[[], list[int]], list[int]]] = [
+        (lambda: table.to_arrow(filter=wanted)["id"].to_pylist(), expected),
+        (lambda: list(table.to_pandas(filter=wanted)["id"]), expected),
+        (lambda: list(table.to_polars(filter=wanted)["id"]), expected),
+        (lambda: table.dataset().to_table(filter=wanted)["id"].to_pylist(), expected),
+        (lambda: [table.dataset().count_rows(filter=wanted)], [len(expected)]),
+        (lambda: list(duckdb_ids(store, "mail = 'm77' AND age > 2")), expected),
+        (lambda: list(duckdb_ids(store, "mail >= 'm77' AND mail < 'm770' AND age > 2 AND mail = 'm77'")), expected),
+        (lambda: list(duckdb_ids(store, f"mail IN {listed} AND id >= 2900")), []),
+    ]
+    for read, ids in reads:
+        count[0] = 0
+        assert read() == ids
+        assert 0 < count[0] <= 300
+    count[0] = 0
+    table.update_where(wanted, {"score": 2.5})
+    table.delete(where=wanted & (pc.field("id") < 2000))
+    assert 0 < count[0] <= 12
+    assert table.scan(["id"], pc.field("score") == 2.5).read_all()["id"].to_pylist() == [
+        i for i in expected if i >= 2000
+    ]
+    count[0] = 0
+    assert table.to_arrow(filter=pc.field("age") > 2).num_rows == sum(row["age"] > 2 for row in table)
+    assert table.scan(filter=wanted, as_of=3000).read_all().num_rows == len(expected)
+    assert count[0] <= 1025, "so many entries show that a scan is faster; the past is scanned"
+
+
+def duckdb_ids(store: kvstore.Store, where: str) -> list[int]:
+    ids: list[int] = store.sql(f"SELECT id FROM t WHERE {where} ORDER BY id").read_all()["id"].to_pylist()
+    return ids
+
+
+def test_a_scan_by_an_index_shows_one_moment(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"age": "age"})
+    table.upsert([{"id": number, "age": number % 2, "mail": "a"} for number in range(20)])
+    for _ in range(2):
+        rows = table.scan(["id"], pc.field("age") == 1)
+        table.update_where(pc.field("age") == 1, {"age": 3})
+        table.flush()
+        assert rows.read_all()["id"].to_pylist() == list(range(1, 20, 2))
+        assert table.to_arrow(filter=pc.field("age") == 1).num_rows == 0
+        table.update_where(pc.field("age") == 3, {"age": 1})
+
+
+def test_another_process_scans_by_an_index(open_store: OpenStore) -> None:
+    with open_store() as store:
+        table = store.create_table("t", SCHEMA, "id", indexes={"age": "age"})
+        table.upsert([{"id": number, "age": number % 2} for number in range(20)])
+        table.flush()
+        table.upsert([{"id": 3, "age": 8}, {"id": 4, "age": 1}])
+        with open_store(read_only=True) as other:
+            seen = other.table("t")
+            assert seen.explain(pc.field("age") == 1) == "index age by age"
+            found = seen.to_arrow(["id"], pc.field("age") == 1)
+            assert found["id"].to_pylist() == [1, 4, 5, 7, 9, 11, 13, 15, 17, 19]
+
+
+def test_a_snapshot_is_searched_by_its_indexes(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"age": "age"})
+    table.upsert([{"id": number, "age": number % 2} for number in range(20)])
+    table.flush()
+    table.upsert([{"id": 3, "age": 8}, {"id": 4, "age": 1}])
+    with store.snapshot() as at:
+        table.delete(where=pc.field("age") == 1)
+        seen = at.table("t")
+        assert seen.explain(age=1) == "index age by age"
+        assert seen.find(age=1).num_rows == 10
+        assert seen.find_one(age=8) == table[3]
+        assert seen.to_arrow(filter=pc.field("age") == 1).num_rows == 10
+        assert at.sql("SELECT id FROM t WHERE age = 1").read_all().num_rows == 10
