@@ -28,7 +28,7 @@ from kvstore.index.index import View
 from kvstore.indexing.asked import Asked
 from kvstore.indexing.conditions import Condition, expression_of
 from kvstore.indexing.find import Named, rows_by
-from kvstore.indexing.single import UNKNOWN, SingleSearches, Unknown
+from kvstore.indexing.single import FEW_KEYS, UNKNOWN, SingleSearches, Unknown
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -82,6 +82,7 @@ class Reading:
     def use(self, opened: Opened) -> None:
         """Read from now on what the process has open of the table, or of the copy of it that has replaced it."""
         self.handles = opened.handles
+        self._only = self.handles[0] if len(self.handles) == 1 else None
         self._one_moment = opened.one_moment
         self.meter = opened.meter
         self.gets = opened.meter.gets
@@ -291,23 +292,55 @@ class Reading:
 
     def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
         """The row of :meth:`ReadTable.find_one`, if it can be found without Arrow."""
-        if len(columns) != 1:
-            return UNKNOWN
         definition = self.keyed()
+        at_once = self._found_at_once(definition, columns, 1)
+        if at_once is not UNKNOWN:
+            return at_once[0] if at_once else None
+        searches = self._searches_for(definition, columns)
+        if searches is None:
+            return UNKNOWN
+        [(column, value)] = columns.items()
+        with self.one_moment():
+            for handle, search in zip(self.handles, searches, strict=True):
+                with handle.latest() as view:
+                    # Read after the view: else it may have rows of a schema that the definition does not have.
+                    found = search.find(view, column, value) if self.latest() is definition else UNKNOWN
+                if found is not None:
+                    return found
+        return None
+
+    def found_few(self, columns: Mapping[str, Any]) -> pa.Table | None:
+        """The rows of :meth:`ReadTable.find`, if there are few and they can be found without Arrow."""
+        definition = self.keyed()
+        searches = self._searches_for(definition, columns)
+        if searches is None or not searches[0].makes_tables:
+            return None
+        found = self._found_at_once(definition, columns, FEW_KEYS)
+        return None if found is UNKNOWN else searches[0].table_of(found)
+
+    def _found_at_once(
+        self, definition: TableDefinition, columns: Mapping[str, Any], most: int
+    ) -> list[dict[str, Any]] | Unknown:
+        only, searches = self._only, self._searches_for(definition, columns)
+        if only is None or searches is None:
+            return UNKNOWN
+        [(column, value)] = columns.items()
+        try:
+            memtable = only.memtable()
+            return UNKNOWN if memtable is None else searches[0].find_in(memtable, column, value, most)
+        except (StoreError, OSError):
+            self.current()  # a dropped table or closed store is the cause to report
+            return UNKNOWN  # perhaps the bucket was given to another process; else the general way says what it is
+
+    def _searches_for(self, definition: TableDefinition, columns: Mapping[str, Any]) -> list[SingleSearches] | None:
+        """The searches in each bucket, if they serve a value of one column."""
+        if len(columns) != 1:
+            return None
         known = self._searches
         if known is None or known[0] is not definition:
             self._searches = known = definition, [SingleSearches(definition) for _ in self.handles]
         [(column, value)] = columns.items()
-        if not known[1][0].serves(column, value):
-            return UNKNOWN
-        with self.one_moment():
-            for handle, searches in zip(self.handles, known[1], strict=True):
-                with handle.latest() as view:
-                    # Read after the view: else it may have rows of a schema that the definition does not have.
-                    found = searches.find(view, column, value) if self.latest() is definition else UNKNOWN
-                if found is not None:
-                    return found
-        return None
+        return known[1] if known[1][0].serves(column, value) else None
 
     def found(self, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.Table:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""

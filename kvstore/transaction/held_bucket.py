@@ -152,6 +152,9 @@ class HeldBucket:
 
     latest = snapshot
 
+    def memtable(self) -> None:
+        """See :meth:`kvstore.bucket.reads.BucketReads.memtable`."""
+
     def value(self, key: bytes) -> bytes | None:
         """Value of a key in the view; None if it is not there."""
         return self.view.get([key])[0] or None

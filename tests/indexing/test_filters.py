@@ -19,6 +19,7 @@ from kvstore.indexing import asked, find
 from kvstore.indexing.conditions import matching
 from kvstore.indexing.filters import conditions_in
 from tests.conftest import OpenStore
+from tests.indexing.counted import entries_read
 
 SCHEMA = pa.schema(
     [
@@ -213,23 +214,11 @@ def assert_scanned(table: Any, expected: pa.RecordBatch, filter: Any, span: dict
     assert found["mail"] == [mails[id] for id in found["id"]]
 
 
-def entries_read(patch: pytest.MonkeyPatch) -> list[int]:
-    """Number of entries that are read, at last."""
-    counted, real = [0], find.row_key_of
-
-    def count(entry: bytes, value: bytes) -> bytes:
-        counted[0] += 1
-        return real(entry, value)
-
-    patch.setattr(find, "row_key_of", count)
-    return counted
-
-
 def test_every_read_with_a_filter_uses_an_index(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "id", indexes={"mail": "mail", "age": "age"})
     table.upsert([{"id": number, "mail": f"m{number % 500}", "age": number % 7} for number in range(3000)])
     table.flush()
-    count = entries_read(monkeypatch)
+    read_since = entries_read(monkeypatch)
     wanted = (pc.field("mail") == "m77") & (pc.field("age") > 2)
     expected = [number for number in range(77, 3000, 500) if number % 7 > 2]
     listed = "(" + ", ".join(f"'m{number}'" for number in range(20)) + ")"
@@ -244,20 +233,19 @@ def test_every_read_with_a_filter_uses_an_index(store: kvstore.Store, monkeypatc
         (lambda: list(duckdb_ids(store, f"mail IN {listed} AND id >= 2900")), []),
     ]
     for read, ids in reads:
-        count[0] = 0
+        read_since()
         assert read() == ids
-        assert 0 < count[0] <= 300
-    count[0] = 0
+        assert 0 < read_since() <= 300
     table.update_where(wanted, {"score": 2.5})
     table.delete(where=wanted & (pc.field("id") < 2000))
-    assert 0 < count[0] <= 12
+    assert 0 < read_since() <= 12
     assert table.scan(["id"], pc.field("score") == 2.5).read_all()["id"].to_pylist() == [
         i for i in expected if i >= 2000
     ]
-    count[0] = 0
+    read_since()
     assert table.to_arrow(filter=pc.field("age") > 2).num_rows == sum(row["age"] > 2 for row in table)
     assert table.scan(filter=wanted, as_of=3000).read_all().num_rows == len(expected)
-    assert count[0] <= 1025, "so many entries show that a scan is faster; the past is scanned"
+    assert read_since() <= 1025, "so many entries show that a scan is faster; the past is scanned"
 
 
 def duckdb_ids(store: kvstore.Store, where: str) -> list[int]:

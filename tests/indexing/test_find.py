@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.indexing import entries, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
+from tests.indexing.counted import entries_read
 from tests.support.processes import Child, Pipe
 
 SCHEMA = pa.schema(
@@ -159,29 +159,11 @@ def test_another_process_finds_what_was_acknowledged(open_store: OpenStore, stor
         child.pipe.send(None)
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Counts the entries that are read."""
-    counted = [0]
-    real = find.row_key_of
-
-    def count(entry: bytes, value: bytes) -> bytes:
-        counted[0] += 1
-        return real(entry, value)
-
-    monkeypatch.setattr(find, "row_key_of", count)
-
-    def since() -> int:
-        found, counted[0] = counted[0], 0
-        return found
-
-    return since
-
-
 def test_only_entries_of_the_value_are_read(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "id", indexes=INDEXES)
     table.upsert([{"id": number, "mail": f"m{number}", "age": number % 100} for number in range(3000)])
     table.flush()
-    read = steps_of(monkeypatch)
+    read = entries_read(monkeypatch)
     assert table.find(mail="m77").num_rows == read() == 1
     assert table.find(mail=["m77", "m5", "none"]).num_rows == read() == 2
     assert table.find(age=(3, 5)).num_rows == read() == 90
