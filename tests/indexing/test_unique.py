@@ -119,10 +119,12 @@ def test_rows_that_are_there_twice_allow_no_unique_index(store: kvstore.Store) -
     table = store.create_table("t", COLUMNS, "id")
     table.upsert([{"id": number, "mail": LONG + str(number), "age": number % 5} for number in range(10)])
     table.upsert([{"id": 20, "mail": LONG + "7"}, {"id": 21, "mail": None}, {"id": 22, "mail": None}])
+    before = table.options
     with pytest.raises(UniqueViolation) as found:
         store.create_index("t", "by_mail", "mail", unique=True)
     assert (found.value.value, found.value.key) == (LONG + "7", 20)
     assert table.indexes == {}
+    assert table.options == before, "the catalog never had the index, so a kill can't have left it there"
     table.delete([20])
     store.create_index("t", "by_mail", "mail", unique=True)
     store.create_index("t", "by_both", ["age", "id"], unique=True)
