@@ -238,6 +238,22 @@ def test_other_writes_move_entries_too(store: kvstore.Store, image: str) -> None
         table.flush()
 
 
+def test_rows_that_come_between_finds_are_found(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"by_mail": "mail", "by_age": "age"})
+    table.upsert([{"id": number, "mail": "old", "age": number % 4} for number in range(100)])
+    table.flush()
+    for number in range(12):
+        table.upsert([{"id": number, "mail": f"new{number}", "age": 7}])
+        table.upsert([{"id": 50 + number, "mail": f"new{number}", "age": 8}])
+        table.delete([20 + number])
+        for seen in range(number + 1):
+            assert table.find(mail=f"new{seen}").column("id").to_pylist() == [seen, 50 + seen]
+            assert table.find_one(mail=f"new{seen}") == table[seen]
+        assert table.find(age=8).column("id").to_pylist() == list(range(50, 51 + number))
+        if number % 5 == 4:
+            table.flush()
+
+
 def test_values_that_do_not_fit_are_refused(store: kvstore.Store) -> None:
     table = store.create_table("t", {"id": "int64", "mail": "string", "tags": pa.list_(pa.string())}, "id")
     with pytest.raises(InvalidRequest, match=r"Name a column"):
