@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvstore.indexing import entries, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
+from tests.indexing.kept import KeptStore
 from tests.support.processes import Child, Pipe
 
 SCHEMA = pa.schema(
@@ -95,10 +97,16 @@ def assert_found(table: kvstore.Table, model: dict[int, Row], every: int = 1, fi
         assert same(found) == same(expected), sought
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
+    kept = KeptStore(tmp_path_factory.mktemp("kept") / "store", **BY_HAND)
+    yield kept
+    kept.store.close()
+
+
 @given(STEPS, st.sampled_from([1, 3]))
-def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory, steps: Any, buckets: int) -> None:
-    path = tmp_path_factory.mktemp("find") / "store"
-    store = kvstore.open(path, **BY_HAND)
+def test_find_returns_what_a_model_has(kept: KeptStore, steps: Any, buckets: int) -> None:
+    store = kept.empty()
     table = store.create_table("t", SCHEMA, "id", buckets=buckets, indexes={"first": ["mail"]})
     model: dict[int, Row] = {}
     for number, (step, argument) in enumerate(steps):
@@ -113,8 +121,7 @@ def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory,
             case "flush":
                 table.flush()
             case "reopen":
-                store.close()
-                store = kvstore.open(path, **BY_HAND)
+                store = kept.reopened()
                 table = store.table("t")
             case "create" if argument not in table.indexes:
                 store.create_index("t", argument, INDEXES[argument])
@@ -123,7 +130,6 @@ def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory,
         assert_found(table, model, 11, number)
     assert_found(table, model, 2)
     assert store.check().findings == []
-    store.close()
 
 
 def write(pipe: Pipe, path: Path) -> None:
