@@ -32,7 +32,8 @@ NULL = b"\x01"
 CODE_BYTES_MAX = 240
 """So much of its code has an entry that would be longer than a key of LMDB may be."""
 _LONG = 0xFFFF
-_FEW = 16
+FEW = 16
+"""Fewer entries are put in order one by one."""
 _DIGEST_BYTES = 16
 _ID = struct.Struct(">I")
 _LENGTH = struct.Struct("<H")
@@ -102,7 +103,7 @@ def entries_of(index_id: int, codes: Sequence[bytes], keys: Sequence[bytes]) -> 
 def entries_in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[list[bytes], list[bytes]]:
     """Like :func:`entries_of`, in the order of the entries; of many rows much faster."""
     lengths = codes.lengths
-    if len(keys) < _FEW or (lengths + keys.lengths).max() > _ROOM:
+    if len(keys) < FEW or (lengths + keys.lengths).max() > _ROOM:
         pairs = sorted(zip(*entries_of(index_id, codes.to_list(), keys.to_list()), strict=True))
         return [entry for entry, _ in pairs], [value for _, value in pairs]
     head = binary_column.scalar(entries_prefix(index_id))

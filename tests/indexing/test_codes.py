@@ -89,7 +89,7 @@ def test_entries_of_many_rows_are_those_of_each_in_order(rows: list[tuple[str, i
     codes, keys = (KeyCodec([]).encode_prefix([pa.array(column)]) for column in zip(*rows, strict=True))
     expected = sorted(zip(*entries_of(3, codes.to_list(), keys.to_list()), strict=True))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(entries, "_FEW", few + 1)
+        patch.setattr(entries, "FEW", few + 1)
         assert list(zip(*entries.entries_in_order(3, codes, keys), strict=True)) == expected
 
 
