@@ -20,6 +20,7 @@ from kvstore.patch.patch import Patch
 from kvstore.read.bucket_rows import BucketRows
 from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.read.conditions import parse_filter
+from kvstore.read.key_texts import parse_key
 from kvstore.repair.store import RepairReport, repair
 from kvstore.replica.follow.follower import Follower, FollowReport, Promoted, Pulled
 from kvstore.replica.objects import StreamObjects
@@ -28,7 +29,6 @@ from kvstore.replica.read.restore import Restored
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import Shipment
-from kvstore.request.key_texts import parse_key
 from kvstore.request.results import AppendResult, WriteResult
 from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.metrics import prometheus_text

@@ -33,6 +33,7 @@ from kvstore.index.space import IndexSpace
 from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.memtable.generation import Entry
+from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import uninterrupted
 from kvstore.request.prepared import Prepared
 from kvstore.request.small import Submitted
@@ -196,6 +197,14 @@ class BucketHandle:
             except StoreClosed:
                 if not self._was_closed(index):
                     raise
+
+    def memtable(self) -> Memtable | None:
+        """The memtable, if this process owns the bucket."""
+        engine = self._engine
+        if engine is None:
+            return None
+        engine.committer.check()
+        return engine.committer.memtable
 
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch, LogIdentity
+from kvstore.memtable.memtable import Memtable
 from logformat.ids import Offset
 from logformat.log.index_state import IndexState
 
@@ -50,6 +51,9 @@ class BucketReads(Protocol):
 
     def latest(self) -> AbstractContextManager[View]:
         """A view of every acknowledged change, for short reads."""
+
+    def memtable(self) -> Memtable | None:
+        """What the index lacks, if this process writes the bucket: the shortest way to a few rows."""
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""

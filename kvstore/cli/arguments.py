@@ -18,7 +18,7 @@ from kvstore.arguments import place_of
 from kvstore.disk.files import read_file
 from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
-from kvstore.request.key_texts import parse_key
+from kvstore.read.key_texts import parse_key
 from logformat import paths
 from logformat.catalog import store_file
 

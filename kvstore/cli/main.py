@@ -105,6 +105,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "scan /data/store files --prefix src/ --reverse",
         "scan /data/store files --where \"size > 1000 and path like 'src/%'\"",
     ),
+    rows.explain: ("explain /data/store files --where 'size > 1000'",),
     writing.upsert: (
         "upsert /data/store files files.csv",
         "upsert /data/store files < rows.jsonl",

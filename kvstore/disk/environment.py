@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import lmdb
 import lmdb._envid
@@ -46,6 +46,7 @@ _ENVIRONMENTS_OF_FULL_SIZE = 128
 _WAIT_SECONDS = 0.0002
 _WAITS_FOR_GETS, _WAITS_FOR_VIEWS = 5_000, 250
 
+T = TypeVar("T")
 Database: TypeAlias = "lmdb._Database"
 Transaction: TypeAlias = "lmdb.Transaction[bytes]"
 
@@ -214,6 +215,14 @@ class Environment:
         Raises:
             CorruptData: LMDB detected a damaged page.
         """
+        return self.at_once(lambda transaction: transaction.get(key))
+
+    def at_once(self, look: Callable[[Transaction], T]) -> T:
+        """What a function finds in the last commit, soon: a transaction of :meth:`read` costs more than some gets.
+
+        Raises:
+            CorruptData: LMDB detected a damaged page.
+        """
         if self._pid != this_process.pid:
             self.check_process()
         transaction: Transaction | None = None
@@ -222,7 +231,7 @@ class Environment:
             self._gets.append(None)
             if not self._is_blocked:
                 transaction = self._env.begin()
-                found = transaction.get(key)
+                found = look(transaction)
                 if not self._locks:
                     self._check_undisturbed(transaction)
                 return found
@@ -239,7 +248,7 @@ class Environment:
                 if self._is_retired:
                     self._close_if_last()
         with self.read() as transaction:  # the whole way, also for what it says of an error
-            return transaction.get(key)
+            return look(transaction)
 
     def _check_undisturbed(self, transaction: Transaction, error: Exception | None = None) -> None:
         """Verify that no page of a reader that is not registered was written meanwhile.

@@ -19,11 +19,12 @@ import pyarrow as pa
 
 from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
+from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import BinaryColumn
+from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import ENTRIES, between, codes_of, entries_of, index_of
+from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, entries_of, index_of
 from logformat.rows.keys import ROW
 
 BUILD_ROWS = 1 << 18
@@ -98,16 +99,18 @@ class TableEntries:
     def _rows(self, keys: BinaryColumn, rows: BinaryColumn) -> pa.RecordBatch:
         return layout_of(self.definition).decode_found(keys, rows, self._all_names)[0]
 
-    def codes(self, view: View, each: SecondaryIndex, start: bytes = ROW) -> Iterator[tuple[BinaryColumn, list[bytes]]]:
+    def codes(
+        self, view: View, each: SecondaryIndex, start: bytes = ROW
+    ) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
         """Keys of the rows of a view from ``start`` on, in key order, and the codes of their columns.
 
         Raises:
             CorruptData: A row is damaged.
         """
-        names = self._names[each.index_id]
-        for keys, rows in view.rows(SCAN_ROWS, start):
-            columns = layout_of(self.definition).decode_found(keys, rows, names)[0].columns
-            yield keys, codes_of(columns).to_list()
+        names, layout = self._names[each.index_id], layout_of(self.definition)
+        for found in view.found(SCAN_ROWS, start):
+            # Copied, since rows may lie in memory that the next ones are read into.
+            yield found.keys().moved(), codes_of(rows_found(layout, found, names).columns)
 
 
 def _where(flags: Iterable[bool], *columns: Sequence[bytes]) -> Iterator[list[bytes]]:
@@ -195,10 +198,10 @@ def make_entries(
     for id in wanted.keys() - kept:
         count, start = 0, ROW
         while start:
-            pairs, following = _some(made, index, wanted[id], start)
-            count += len(pairs)
-            commit(partial(_put, index, id, pairs, count, are_whole=not following))
-            progress(len(pairs))
+            (keys, values), following = _some(made, index, wanted[id], start)
+            count += len(keys)
+            commit(partial(_put, index, id, keys, values, count, are_whole=not following))
+            progress(len(keys))
             start = following
 
 
@@ -220,23 +223,25 @@ def _remove_some(index: Index, id: int) -> None:
 
 def _some(
     made: TableEntries, index: Index, each: SecondaryIndex, start: bytes
-) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Entries of rows from a key on, in their order; and the key to go on from, empty after the last row."""
-    pairs: list[tuple[bytes, bytes]] = []
-    following = b""
+) -> tuple[tuple[list[bytes], list[bytes]], bytes]:
+    """Keys and values of entries of rows from a key on, in their order; and the key to go on from, empty at the end."""
+    rows: list[tuple[BinaryColumn, BinaryColumn]] = []
+    count, following = 0, b""
     # A view of its own for each part: the map can't grow while one is open.
     with index.scan_view() as view:
         for keys, codes in made.codes(view, each, start):
-            listed = keys.to_list()
-            pairs += zip(*entries_of(each.index_id, codes, listed), strict=True)
-            if len(pairs) >= BUILD_ROWS:
-                following = listed[-1] + b"\0"
+            rows.append((codes, keys))
+            count += len(keys)
+            if count >= BUILD_ROWS:
+                following = keys[-1] + b"\0"
                 break
-    return sorted(pairs), following
+    if not rows:
+        return ([], []), b""
+    return entries_in_order(each.index_id, *map(concatenate, zip(*rows, strict=True))), following
 
 
-def _put(index: Index, id: int, pairs: list[tuple[bytes, bytes]], count: int, *, are_whole: bool) -> None:
-    index.move_entries([], [key for key, _ in pairs], [value for _, value in pairs])
+def _put(index: Index, id: int, keys: Sequence[bytes], values: Sequence[bytes], count: int, *, are_whole: bool) -> None:
+    index.move_entries([], keys, values)
     index.note_entries(id, count, are_whole=are_whole)
 
 
@@ -263,7 +268,7 @@ def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
         expected_counts: dict[int, int] = {}
         expected_sums: dict[int, int] = {}
         for keys, codes in made.codes(view, each):
-            its = list(zip(*entries_of(id, codes, keys.to_list()), strict=True))
+            its = list(zip(*entries_in_order(id, codes, keys), strict=True))
             _add(expected_counts, expected_sums, id, its)
         if (expected_counts.get(id), expected_sums.get(id)) != (counts.get(id), sums.get(id)):
             yield f"secondary index {each.name} has other entries than the rows need; drop it and create it again"

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice, product
 
 import numpy as np
@@ -29,6 +30,8 @@ SOUGHT_MAX = 1 << 20
 FEW_ROWS = 1024
 SHARE_MAX = 8
 """Of more rows than this, and more than one of so many, a scan is faster."""
+FEWEST_ROWS, LIMIT_GROWS = 64, 16
+"""Several indexes are searched up to so many rows, then up to so many times more, for the one that names the fewest."""
 
 
 class Search:
@@ -45,29 +48,26 @@ class Search:
         self.columns = columns
         self._ranges = ranges
 
-    def keys(self, view: View) -> list[bytes] | None:
-        """Keys of all rows of a view's index that can have the values; None if a scan is to be preferred."""
-        if not view.has_entries(self.index.index_id):
-            return None
-        limit = max(FEW_ROWS, view.state().row_count // SHARE_MAX)
+    def explained(self, definition: TableDefinition) -> str:
+        """What it uses, in words."""
+        return f"index {self.index.name} by {', '.join(columns_of(definition, self.index)[: self.columns])}"
+
+    def keys(self, view: View, most: int) -> set[bytes] | None:
+        """Keys of all rows of a view's index that can have the values; None if there are more than so many."""
         found: set[bytes] = set()
         for start, stop in self._ranges:
-            for entry, value in islice(view.entries(start, stop), limit + 1 - len(found)):
+            for entry, value in islice(view.entries(start, stop), most + 1 - len(found)):
                 found.add(row_key_of(entry, value))
-            if len(found) > limit:
+            if len(found) > most:
                 return None
-        return list(found)
+        return found
 
 
-def best_search(definition: TableDefinition, conditions: Sequence[Condition]) -> Search | None:
-    """The search by the index that uses most of the conditions; None if none uses any."""
+def searches(definition: TableDefinition, conditions: Sequence[Condition]) -> list[Search]:
+    """Searches by the indexes that use some of the conditions; those that use most of them come first."""
     by_column = {each.column: each for each in conditions}
-    found = [
-        search
-        for each in definition.indexes
-        if (search := _search(each, columns_of(definition, each), by_column)) is not None
-    ]
-    return max(found, key=lambda search: search.columns, default=None)
+    found = (_search(each, columns_of(definition, each), by_column) for each in definition.indexes)
+    return sorted(filter(None, found), key=lambda search: -search.columns)
 
 
 def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, Condition]) -> Search | None:
@@ -88,29 +88,66 @@ def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, 
     return Search(index, [between(index.index_id, code, code) for code in codes], used) if used else None
 
 
-def rows_by(
-    search: Search, view: View, definition: TableDefinition, conditions: Sequence[Condition]
-) -> pa.RecordBatch | None:
-    """The rows of a view for which all conditions are true, in key order; None if a scan is to be preferred.
+@dataclass(frozen=True)
+class Named:
+    """Rows that a search names.
+
+    Attributes:
+        search: The search.
+        keys: Of all rows of a view for which the conditions can be true, sorted, each once.
+    """
+
+    search: Search
+    keys: BinaryColumn
+
+
+def named_rows(
+    view: View, definition: TableDefinition, conditions: Sequence[Condition], most: int | None = None
+) -> Named | None:
+    """Rows that an index names, by the search that names the fewest; None if a scan is to be preferred.
 
     Args:
-        search: Finds all rows of the view's index for which they can be true.
         definition: It has the schemas of all rows of the view.
+        conditions: All of them are true for the rows that are sought.
+        most: A scan is to be preferred to more rows; None to compare only with the number of all rows.
 
     Raises:
         CorruptData: A row or an entry is damaged.
     """
-    keys = search.keys(view)
-    if keys is None:
+    found = [each for each in searches(definition, conditions) if view.has_entries(each.index.index_id)]
+    if not found:
         return None
-    layout, newer = layout_of(definition), view.newer()
-    if newer is not None:
-        keys += _matching(definition, newer, conditions)
-    column = BinaryColumn.from_list(sorted(set(keys)))
-    there, values = view.find(column)
+    share = max(FEW_ROWS, view.state().row_count // SHARE_MAX)
+    most = share if most is None else min(most, share)
+    limit = FEWEST_ROWS if len(found) > 1 else most
+    while True:
+        for search in found:
+            keys = search.keys(view, min(limit, most))
+            if keys is not None:
+                newer = view.newer()
+                if newer is not None:
+                    keys.update(_matching(definition, newer, conditions))
+                return Named(search, BinaryColumn.from_list(sorted(keys)))
+        if limit >= most:
+            return None
+        limit *= LIMIT_GROWS
+
+
+def rows_by(named: Named, view: View, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.RecordBatch:
+    """The rows of a view for which all conditions are true, in key order.
+
+    Args:
+        named: It names at least these.
+        definition: It has the schemas of all rows of the view.
+
+    Raises:
+        CorruptData: A row is damaged.
+    """
+    layout = layout_of(definition)
+    there, values = view.find(named.keys)
     if not there.any():
         return intake.empty(layout.columns())
-    rows, _ = layout.decode_found(column.take(np.flatnonzero(there)), values)
+    rows, _ = layout.decode_found(named.keys.take(np.flatnonzero(there)), values)
     return matching(rows, conditions)
 
 

@@ -8,20 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from kvstore.index.index import View
+from kvstore.disk.environment import Transaction
+from kvstore.index.index import Index, View
 from kvstore.indexing.entries import columns_of
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
-from logformat.rows.entries import between, codes_of, row_key_of
+from logformat.rows.entries import CODE_BYTES_MAX, between, codes_of, entries_prefix, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
 
-Rows = Mapping[bytes, bytes]
+Rows: TypeAlias = Mapping[bytes, bytes]
+Derived: TypeAlias = tuple[tuple[Rows, dict[str, dict[bytes, list[bytes]]]], ...]
+"""Layers, which do not change any more, each with keys of its rows by their codes, by column."""
+
+
+FEW_KEYS = 64
+"""More rows are found faster as columns."""
 
 
 class Unknown(Enum):
@@ -39,6 +47,9 @@ class SingleSearches:
 
     Args:
         definition: The table's entry in the catalog.
+
+    Attributes:
+        makes_tables: Whether Python's values are those of all columns, so that :meth:`table_of` may be asked.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
@@ -46,13 +57,16 @@ class SingleSearches:
         self._layout = layout_of(definition)
         self._codec = self._layout.single
         self._of_column = {}
+        self._struct = pa.struct(list(definition.schema))
+        self.makes_tables = all(map(_is_plain, definition.schema.types))
         for each in reversed(definition.indexes):
             name = columns_of(definition, each)[0]
             kind = definition.schema.field(name).type
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
-                self._of_column[name] = each.index_id, int if pa.types.is_integer(kind) else str, encoder_of(kind)
-        # Codes of rows that are newer than the index, by the dict that holds them, which does not change any more.
-        self._codes: tuple[tuple[Rows, dict[str, dict[bytes, list[bytes]]]], ...] = ()
+                head = entries_prefix(each.index_id)
+                self._of_column[name] = each.index_id, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
+        self._derived: Derived = ()
+        self._whole: tuple[Index, int, int] | None = None
 
     def serves(self, column: str, value: Any) -> bool:
         """Whether :meth:`find` may be asked for a value of a column."""
@@ -65,18 +79,84 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode = self._of_column[column]
+        index_id, _, encode, _ = self._of_column[column]
         code, layers = encode(value), view.layers
         if code is None or layers is None or not view.has_entries(index_id):
             return UNKNOWN
         code = ROW + code
         keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}
-        for codes in self._codes_of(layers, column):
-            keys.update(codes.get(code, ()))
+        self._derived = derived = self._codes_of(layers, column, self._derived)
+        for _, by_column in derived:
+            keys.update(by_column[column].get(code, ()))
+        found = []
         for key in sorted(keys):
             row = next((row for layer in layers if (row := layer.get(key)) is not None), None)
-            if row is None:
-                (row,) = view.get_stored([key])
+            found.append((key, view.get_stored([key])[0] if row is None else row))
+        rows = self._decoded(found, column, value, 1)
+        return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
+
+    def find_in(self, memtable: Memtable, column: str, value: Any, most: int) -> list[dict[str, Any]] | Unknown:
+        """The first rows of everything that is published, in key order, that have a value.
+
+        Args:
+            most: Number of rows that are returned, at most.
+
+        Raises:
+            CorruptData: A row or an entry is damaged.
+        """
+        index_id, _, encode, head = self._of_column[column]
+        code = encode(value)
+        if code is None:
+            return UNKNOWN
+        code = ROW + code
+        start = head + code[:CODE_BYTES_MAX]
+
+        def look(transaction: Transaction, layers: tuple[Rows, ...]) -> list[tuple[bytes, bytes]] | None:
+            known = memtable.index, index_id, transaction.id()
+            if known != self._whole:
+                if not View(transaction).has_entries(index_id):
+                    return None
+                self._whole = known
+            keys = []
+            cursor = transaction.cursor()
+            if cursor.set_range(start):
+                for entry, length in cursor.iternext():
+                    if not entry.startswith(start):
+                        break
+                    keys.append(row_key_of(entry, length))
+                if len(keys) > FEW_KEYS:
+                    return None
+            if layers:
+                memtable.derived = derived = self._codes_of(layers, column, memtable.derived)
+                for _, by_column in derived:
+                    keys += by_column[column].get(code, ())
+            if len(keys) > 1:
+                keys = sorted(set(keys))
+            found = []
+            for key in keys:
+                for layer in layers:
+                    if (row := layer.get(key)) is not None:
+                        break
+                else:
+                    row = transaction.get(key) or b""
+                found.append((key, row))
+            return found
+
+        found = memtable.at_once(look)
+        return UNKNOWN if found is None else self._decoded(found, column, value, most)
+
+    def table_of(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        """Rows of :meth:`find_in`, if :attr:`makes_tables`."""
+        # One call for all columns: it costs as much as one for each.
+        batch = pa.RecordBatch.from_struct_array(pa.array(rows, self._struct))
+        return pa.Table.from_batches([batch], self._definition.schema)
+
+    def _decoded(
+        self, found: Sequence[tuple[bytes, bytes]], column: str, value: Any, most: int
+    ) -> list[dict[str, Any]] | Unknown:
+        """The first of some rows, empty where there is none, that have a value."""
+        rows: list[dict[str, Any]] = []
+        for key, row in found:
             if not row:
                 continue
             given = self._codec.key_of(key)
@@ -84,19 +164,20 @@ class SingleSearches:
             if decoded is None:
                 return UNKNOWN
             if decoded[column] == value:
-                return decoded
-        return None
+                rows.append(decoded)
+                if len(rows) == most:
+                    break
+        return rows
 
-    def _codes_of(self, layers: Sequence[Rows], column: str) -> list[dict[bytes, list[bytes]]]:
+    def _codes_of(self, layers: Sequence[Rows], column: str, derived: Derived) -> Derived:
+        """Keys of the rows of each layer by their codes, of this column and those that were asked for before."""
         if not layers:
-            self._codes = ()
-            return []
-        known = [next((each for each in self._codes if each[0] is layer), (layer, {})) for layer in layers]
+            return ()
+        known = [next((each for each in derived if each[0] is layer), (layer, {})) for layer in layers]
         for rows, by_column in known:
             if column not in by_column:
                 by_column[column] = self._coded(rows, column)
-        self._codes = tuple(known)
-        return [by_column[column] for _, by_column in known]
+        return tuple(known)
 
     def _coded(self, layer: Rows, column: str) -> dict[bytes, list[bytes]]:
         rows = {key: row for key, row in layer.items() if row}
@@ -107,3 +188,9 @@ class SingleSearches:
             for key, code in zip(rows, codes_of(values).to_list(), strict=True):
                 found.setdefault(code, []).append(key)
         return found
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    types = pa.types
+    is_number = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_boolean(kind)
+    return bool(is_number or types.is_string(kind) or types.is_binary(kind))

@@ -8,18 +8,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import reduce
 from itertools import groupby
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.errors import UniqueViolation
 from kvstore.index.index import Index, View
-from kvstore.indexing.entries import columns_of
+from kvstore.indexing.entries import SCAN_ROWS, columns_of
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
+from logformat.checksum import key_sums, mix
 from logformat.rows.entries import between, code_of, codes_of, row_key_of
 from logformat.rows.python_rows import rows_of
 
@@ -146,6 +150,42 @@ def duplicate(definition: TableDefinition, index: SecondaryIndex, view: View) ->
                 return key, rows[key]
             seen.add(code)
     return None
+
+
+def duplicate_row(definition: TableDefinition, index: SecondaryIndex, view: View) -> tuple[bytes, bytes] | None:
+    """Like :func:`duplicate`, of all rows of a view, before there are entries.
+
+    It holds eight bytes for each row, and reads the rows again only if two of them may have the same values.
+
+    Raises:
+        CorruptData: A row is damaged.
+    """
+    hashes = [mix(key_sums(codes)) for _, _, codes in _all_codes(definition, index, view)]
+    ordered = np.sort(np.concatenate([np.zeros(0, np.uint64), *hashes]))
+    twice = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(twice):
+        return None
+    seen: set[bytes] = set()
+    for keys, rows, codes in _all_codes(definition, index, view):
+        for place in np.flatnonzero(np.isin(mix(key_sums(codes)), twice)).tolist():
+            if codes[place] in seen:
+                return keys[place], rows[place]
+            seen.add(codes[place])
+    return None
+
+
+def _all_codes(
+    definition: TableDefinition, index: SecondaryIndex, view: View
+) -> Iterator[tuple[BinaryColumn, BinaryColumn, BinaryColumn]]:
+    """Keys of the rows of a view without a null in a column of an index, the rows, and their codes; some at a time."""
+    names = columns_of(definition, index)
+    for keys, rows in view.rows(SCAN_ROWS):
+        columns = layout_of(definition).decode_found(keys, rows, names)[0].columns
+        has_all = reduce(pc.and_, (column.is_valid() for column in columns))
+        places = np.flatnonzero(has_all.to_numpy(zero_copy_only=False))
+        if len(places):
+            codes = codes_of([column.filter(has_all) for column in columns])
+            yield keys.take(places), rows.take(places), codes
 
 
 def _codes(

@@ -13,16 +13,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, compress
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, View
 from kvstore.memtable.layers import Layers
 from kvstore.memtable.run import Run
@@ -33,6 +34,7 @@ from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.ordering import in_order
 
+T = TypeVar("T")
 ROW_BYTES = 200
 """What a row takes in memory beside its key and its value, about."""
 SLICE_ROWS = 4096
@@ -166,11 +168,13 @@ class Memtable:
         index: The argument.
         entries: What changes with the rows of the index; None for a table without secondary indexes.
         published: What every reader sees; replaced as a whole.
+        derived: What searches have made of layers, each with its layer; nothing of those that are merged.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.entries: MovedEntries | None = None
+        self.derived: tuple[tuple[Mapping[bytes, bytes], Any], ...] = ()
         self._pending = Layers[bytes, bytes]()
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -218,6 +222,25 @@ class Memtable:
                 return row or None
         # If it was merged meanwhile, the index has the row, or a newer one.
         return self.index.environment.get(key)
+
+    def at_once(self, look: Callable[[Transaction, tuple[dict[bytes, bytes], ...]], T]) -> T:
+        """What a function finds, soon, in the index and in the layers over it, of which the newest is the first.
+
+        Raises:
+            CorruptData: A page of the index is damaged.
+        """
+
+        def within(transaction: Transaction) -> tuple[T] | None:
+            with self._lock:
+                published, self._is_seen = self.published, True
+            # As for a view.
+            return (look(transaction, published.rows.dicts),) if published.start == start else None
+
+        while True:
+            start = self.published.start
+            found = self.index.environment.at_once(within)
+            if found is not None:
+                return found[0]
 
     @contextmanager
     def view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
@@ -356,7 +379,7 @@ class Memtable:
         assert merge is not None
         merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree = None, merge.state
+            self._merge, self._tree, self.derived = None, merge.state, ()
             with self._lock:
                 old = self.published
                 self.published = Published(

@@ -15,8 +15,8 @@ from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.index.index import View
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.read.native_rows import rows_found
 from kvstore.read.scan import KeyRange, offset_as_of, rows_as_of, scan_schema
+from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.ids import Offset
 from logformat.rows import intake

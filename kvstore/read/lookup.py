@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from kvstore.bucket.reads import BucketReads
 from kvstore.meta.state import TableDefinition
-from kvstore.read.native_rows import native_columns
 from kvstore.read.ranges import after
 from kvstore.read.scan import KeyRange, rows_now
+from kvstore.request.native_rows import native_columns
 from kvstore.request.partition import bucket_finder, buckets_of_rows
 from kvstore.request.row_layout import TableLayout, layout_of
 from logformat import binary_column as binary_column
@@ -54,7 +54,7 @@ def rows_of_keys(
 def _columns(
     layout: TableLayout, values: BinaryColumn, places: np.ndarray, keys: BinaryColumn, names: Sequence[str]
 ) -> list[pa.Array]:
-    """Columns outside the key, one row for each key; see :func:`kvstore.read.native_rows.native_columns`."""
+    """Columns outside the key, one row for each key; see :func:`kvstore.request.native_rows.native_columns`."""
     columns = layout.decode_values(values, key_sums(keys)[places], names)
     if len(places) == len(keys) and (places[1:] > places[:-1]).all():
         return columns

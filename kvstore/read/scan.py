@@ -19,8 +19,8 @@ from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
-from kvstore.read.native_rows import rows_found
 from kvstore.read.time_travel import FirstChanges, check_undoable, first_changes
+from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
@@ -197,11 +197,16 @@ def rows_of_keys(
     offset: Offset,
     columns: Sequence[str],
     keys: BinaryColumn,
+    *,
+    reverse: bool = False,
+    batch_rows: int = SCAN_ROWS,
 ) -> Iterator[pa.RecordBatch]:
     """Those of :func:`rows_as_of` that have some keys, in key order; each is looked up.
 
     Args:
         keys: Encoded, sorted, each once.
+        reverse: Whether to read them from the last to the first.
+        batch_rows: Number of keys that are looked up at a time.
 
     Raises:
         OffsetOutOfRange: See :func:`rows_as_of`.
@@ -218,8 +223,9 @@ def rows_of_keys(
         )
         of_keys = (rows.filter(pc.is_in(layout.encode_keys(rows).to_arrow(), wanted)) for rows in changes)
         undone = first_changes(of_keys, definition, columns)
-    for start in range(0, len(keys), SCAN_ROWS):
-        some = keys.slice(start, start + SCAN_ROWS)
+    starts = range(0, len(keys), batch_rows)
+    for start in reversed(starts) if reverse else starts:
+        some = keys.slice(start, min(start + batch_rows, len(keys)))
         there, values = view.find(some)
         found = some.take(np.flatnonzero(there))
         rows = intake.empty(layout.columns(columns))
@@ -229,7 +235,13 @@ def rows_of_keys(
             within = slice(bisect_left(undone.keys, some[0]), bisect_right(undone.keys, some[len(some) - 1]))
             rows = _replaced(rows, found, undone, within)
         if rows.num_rows:
-            yield rows
+            yield backwards(rows) if reverse else rows
+
+
+def keys_within(keys: BinaryColumn, within: KeyRange) -> BinaryColumn:
+    """Those of some keys, which are sorted, that are in a range."""
+    low = bisect_left(keys, within.start)
+    return keys.slice(low, len(keys) if within.stop is None else bisect_left(keys, within.stop, low))
 
 
 def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogReads, now: Offset) -> Offset:

@@ -133,7 +133,8 @@ class AlteredTables:
 
         Raises:
             NoSuchTable: There is none of that name.
-            UniqueViolation: Two rows have the same values. There is no index.
+            UniqueViolation: Two rows have the same values. There is no index; nothing was written, unless one of
+                these rows was written during the call.
             InvalidRequest: The name or a column is not possible, or there is an index of that name. Nothing was
                 written.
             UnsupportedOperation: It is a log table, or has several buckets and can't have such a unique index.

@@ -37,7 +37,7 @@ from kvstore.errors import (
     UniqueViolation,
 )
 from kvstore.index.open_readers import OpenReaders
-from kvstore.indexing.unique import duplicate, violation
+from kvstore.indexing.unique import duplicate, duplicate_row, violation
 from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership, Leadership
@@ -329,10 +329,21 @@ class StoreRuntime:
 
         Args:
             progress: Called with the number of buckets that are done, and of all.
+
+        Raises:
+            UniqueViolation: Two rows have the same values in a new unique index. Nothing was changed.
         """
         handles = self.open_table(definition).handles
         for handle in handles:
             handle.take()
+        # Before the catalog has the index, which refuses writes: if the process is killed, there is none.
+        now = self.catalog().tables[definition.id]
+        indexes = altered(now).indexes
+        for index in indexes.known if indexes else ():
+            for handle in handles if index.unique and index not in now.indexes else ():
+                with handle.snapshot() as view:
+                    if (found := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
+                        raise violation(now, index, *found)
         self.alterations.alter(definition, altered)
         for done, handle in enumerate(handles):
             progress(done, len(handles))

@@ -274,6 +274,9 @@ class ReadTable:
             UnsupportedOperation: It is a log table.
             CorruptData: A row or an entry is damaged.
         """
+        few = self._reading.found_few(columns)
+        if few is not None:
+            return few
         definition = self._reading.keyed()
         return self._reading.found(definition, conditions_of(columns, definition.schema))
 

@@ -25,10 +25,10 @@ from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.history.shape import check_shapes, shaped
 from kvstore.index.index import View
+from kvstore.indexing.asked import Asked
 from kvstore.indexing.conditions import Condition, expression_of
-from kvstore.indexing.entries import columns_of
-from kvstore.indexing.find import best_search, rows_by
-from kvstore.indexing.single import UNKNOWN, SingleSearches, Unknown
+from kvstore.indexing.find import Named, rows_by
+from kvstore.indexing.single import FEW_KEYS, UNKNOWN, SingleSearches, Unknown
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -36,15 +36,17 @@ from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.read.follow import ChangeReader, together
 from kvstore.read.lookup import SingleReads
 from kvstore.read.pruning import ranges_where
-from kvstore.read.ranges import Span, merged
+from kvstore.read.ranges import ALL_KEYS, Span, merged
 from kvstore.read.scan import (
     SCAN_ROWS,
     check_filter,
     common,
     first_rows,
+    keys_within,
     offset_as_of,
     rows_as_of,
     rows_now,
+    rows_of_keys,
     rows_where,
     scan_schema,
 )
@@ -54,6 +56,8 @@ from logformat.ids import OFFSET_MAX, BucketId
 
 SHORT_ROWS = 256
 """Up to this number of rows are read at once: to hold a view for them costs more than they do."""
+LIMITED_ROWS = 1024
+"""A scan with a limit reads so many rows that an index names at a time."""
 B = TypeVar("B")
 H = TypeVar("H", bound=BucketReads)
 
@@ -78,6 +82,7 @@ class Reading:
     def use(self, opened: Opened) -> None:
         """Read from now on what the process has open of the table, or of the copy of it that has replaced it."""
         self.handles = opened.handles
+        self._only = self.handles[0] if len(self.handles) == 1 else None
         self._one_moment = opened.one_moment
         self.meter = opened.meter
         self.gets = opened.meter.gets
@@ -171,11 +176,14 @@ class Reading:
         limit: int | None = None,
         as_of: int | Mapping[int, int] | dt.datetime | None = None,
         span: Span | None = None,
+        *,
+        by_index: bool = True,
     ) -> pa.RecordBatchReader:
         """Rows by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.scan`.
 
         Args:
             span: With it, the rows of several buckets come in the order of their keys, else one bucket after the other.
+            by_index: Whether a secondary index is used if one helps.
         """
         self.current()
         names = names_of(columns)
@@ -196,12 +204,19 @@ class Reading:
         if limit is not None and is_cut:
             batch_rows = max(1, min(batch_rows, limit))
         places = {bucket: place_in("as_of", as_of, bucket, self.buckets) for bucket in self.buckets}
+        asked = None
+        if by_index and as_of is None:
+            asked = Asked.by(definition, filter, is_part=within.keys != ALL_KEYS)
 
         def read(handle: BucketReads, view: View) -> Iterator[pa.RecordBatch]:
             current, place = self.latest().named_as(definition), places[handle.identity.bucket_id]
             now = view.state().applied_offset
             then = now if place is None else offset_as_of(place, handle.log, now)
             ranges = [within.keys]
+            if asked is not None and filter is not None:
+                named = asked.many_named(view, current)
+                if named is not None:
+                    return rows_where(self._rows_of(named, handle, view, current, wanted, within, SCAN_ROWS), filter)
             if filter is not None:
                 possible = ranges_where(view, current, filter, beyond=then != now)
                 ranges = [each for each in (common(each, within.keys) for each in possible) if each is not None]
@@ -214,7 +229,10 @@ class Reading:
             if limit is not None and limit <= SHORT_ROWS and is_cut:
                 found = [iter(self._few(handle, definition, wanted, within, limit)) for handle in handles]
             else:
-                found = [self.held(handle, read) for handle in handles]
+                found = [
+                    self._few_by_index(handle, asked, filter, wanted, within, limit) or self.held(handle, read)
+                    for handle in handles
+                ]
         rows: Iterator[pa.RecordBatch] = chain.from_iterable(found)
         if merges:
             rows = merged(found, definition, reverse=within.reverse)
@@ -231,67 +249,151 @@ class Reading:
             rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
             return list(first_rows(rows, limit))
 
+    def _few_by_index(
+        self,
+        handle: BucketReads,
+        asked: Asked | None,
+        filter: pc.Expression | None,
+        names: Sequence[str],
+        within: Span,
+        limit: int | None,
+    ) -> Iterator[pa.RecordBatch] | None:
+        """Rows of a bucket that pass a filter, read at once; None if no index names few rows.
+
+        Args:
+            names: Columns to return, those of the filter among them.
+            limit: More rows need not be read.
+        """
+        if asked is None or filter is None:
+            return None
+        with handle.latest() as view:
+            current = self.latest().named_as(asked.definition)
+            named = asked.few_named(view, current)
+            if named is None:
+                return None
+            at_a_time = SCAN_ROWS if limit is None else LIMITED_ROWS
+            rows = rows_where(self._rows_of(named, handle, view, current, names, within, at_a_time), filter)
+            return iter(list(rows if limit is None else first_rows(rows, limit)))
+
+    def _rows_of(
+        self,
+        named: Named,
+        handle: BucketReads,
+        view: View,
+        definition: TableDefinition,
+        names: Sequence[str],
+        within: Span,
+        batch_rows: int,
+    ) -> Iterator[pa.RecordBatch]:
+        keys, now = keys_within(named.keys, within.keys), view.state().applied_offset
+        return rows_of_keys(
+            *(view, handle.log, definition, now, names, keys), reverse=within.reverse, batch_rows=batch_rows
+        )
+
     def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
         """The row of :meth:`ReadTable.find_one`, if it can be found without Arrow."""
-        if len(columns) != 1:
-            return UNKNOWN
         definition = self.keyed()
-        known = self._searches
-        if known is None or known[0] is not definition:
-            self._searches = known = definition, [SingleSearches(definition) for _ in self.handles]
-        [(column, value)] = columns.items()
-        if not known[1][0].serves(column, value):
+        at_once = self._found_at_once(definition, columns, 1)
+        if at_once is not UNKNOWN:
+            return at_once[0] if at_once else None
+        searches = self._searches_for(definition, columns)
+        if searches is None:
             return UNKNOWN
+        [(column, value)] = columns.items()
         with self.one_moment():
-            for handle, searches in zip(self.handles, known[1], strict=True):
+            for handle, search in zip(self.handles, searches, strict=True):
                 with handle.latest() as view:
                     # Read after the view: else it may have rows of a schema that the definition does not have.
-                    found = searches.find(view, column, value) if self.latest() is definition else UNKNOWN
+                    found = search.find(view, column, value) if self.latest() is definition else UNKNOWN
                 if found is not None:
                     return found
         return None
 
+    def found_few(self, columns: Mapping[str, Any]) -> pa.Table | None:
+        """The rows of :meth:`ReadTable.find`, if there are few and they can be found without Arrow."""
+        definition = self.keyed()
+        searches = self._searches_for(definition, columns)
+        if searches is None or not searches[0].makes_tables:
+            return None
+        found = self._found_at_once(definition, columns, FEW_KEYS)
+        return None if found is UNKNOWN else searches[0].table_of(found)
+
+    def _found_at_once(
+        self, definition: TableDefinition, columns: Mapping[str, Any], most: int
+    ) -> list[dict[str, Any]] | Unknown:
+        only, searches = self._only, self._searches_for(definition, columns)
+        if only is None or searches is None:
+            return UNKNOWN
+        [(column, value)] = columns.items()
+        try:
+            memtable = only.memtable()
+            return UNKNOWN if memtable is None else searches[0].find_in(memtable, column, value, most)
+        except (StoreError, OSError):
+            self.current()  # a dropped table or closed store is the cause to report
+            return UNKNOWN  # perhaps the bucket was given to another process; else the general way says what it is
+
+    def _searches_for(self, definition: TableDefinition, columns: Mapping[str, Any]) -> list[SingleSearches] | None:
+        """The searches in each bucket, if they serve a value of one column."""
+        if len(columns) != 1:
+            return None
+        known = self._searches
+        if known is None or known[0] is not definition:
+            self._searches = known = definition, [SingleSearches(definition) for _ in self.handles]
+        [(column, value)] = columns.items()
+        return known[1] if known[1][0].serves(column, value) else None
+
     def found(self, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.Table:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""
         self.current()
-        expression = expression_of(conditions)
-        if best_search(definition, conditions) is not None:
-            batches: list[pa.RecordBatch | None] = []
-            with self.one_moment():
-                for handle in self.handles:
-                    with handle.latest() as view:
-                        current = self.latest().named_as(definition)
-                        search = best_search(current, conditions)
-                        found = None if search is None else rows_by(search, view, current, conditions)
-                        batches.append(None if found is None else found.select(definition.schema.names))
-                    if found is None:
-                        break
-            if None not in batches:
-                return pa.Table.from_batches(batches, definition.schema)
-        return self.rows(definition, filter=expression).read_all()
+        asked = Asked.of(definition, conditions)
+        found = None if asked is None else self._found_by_index(asked)
+        return (
+            self.rows(definition, filter=expression_of(conditions), by_index=False).read_all()
+            if found is None
+            else found
+        )
 
-    def explained(self, definition: TableDefinition, asked: pc.Expression | Sequence[Condition]) -> str:
+    def _found_by_index(self, asked: Asked) -> pa.Table | None:
+        """All rows for which the conditions are true; None if they are to be scanned for."""
+        schema, batches = asked.definition.schema, []
+        with self.one_moment():
+            for handle in self.handles:
+                with handle.latest() as view:
+                    current = self.latest().named_as(asked.definition)
+                    named = asked.named(view, current)
+                    if named is None:
+                        return None
+                    batches.append(rows_by(named, view, current, asked.conditions).select(schema.names))
+        return pa.Table.from_batches(batches, schema)
+
+    def explained(self, definition: TableDefinition, filter: pc.Expression | Sequence[Condition]) -> str:
         """How rows with a condition are found; see :meth:`ReadTable.explain`."""
-        expression = asked if isinstance(asked, pc.Expression) else expression_of(asked)
-        search = None if isinstance(asked, pc.Expression) else best_search(definition, asked)
+        if isinstance(filter, pc.Expression):
+            asked = Asked.by(definition, filter, is_part=False)
+        else:
+            asked, filter = Asked.of(definition, filter), expression_of(filter)
+        used: set[str] = set()
         ranges = whole = 0
         with self.one_moment():
             for handle in self.handles:
+                with handle.latest() as view:
+                    current = self.latest().named_as(definition)
+                    named = None if asked is None else asked.named(view, current)
+                    if named is not None:
+                        used.add(named.search.explained(definition))
+                        continue
                 with handle.snapshot() as view:
                     current = self.latest().named_as(definition)
-                    if search is not None and search.keys(view) is None:
-                        search = None
-                    bounds, possible = view.bounds(), ranges_where(view, current, expression)
+                    bounds, possible = view.bounds(), ranges_where(view, current, filter)
                     ranges += len(possible)
                     whole += bounds is not None and any(
                         each.start <= bounds[0] and (each.stop is None or each.stop > bounds[1]) for each in possible
                     )
-        if search is not None:
-            names = columns_of(definition, search.index)[: search.columns]
-            return f"index {search.index.name} by {', '.join(names)}"
-        if not ranges:
-            return "nothing is read: no key can have such a row"
-        return "scan of all rows" if whole else f"scan of {ranges} range{'s' * (ranges > 1)} of keys"
+        if whole:
+            used.add("scan of all rows")
+        elif ranges:
+            used.add(f"scan of {ranges} range{'s' * (ranges > 1)} of keys")
+        return "; ".join(sorted(used)) or "nothing is read: no key can have such a row"
 
     def changelog(
         self,

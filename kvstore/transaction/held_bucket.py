@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Self, TypeVar
 
 import numpy as np
@@ -16,11 +17,15 @@ from kvstore.index.index import View
 from kvstore.log.segments import LogFiles, LogIdentity
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
+from logformat.log.entries_record import EntriesRecord
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.keys import ROW
 
 T = TypeVar("T")
+
+
+ENTRIES_AT_A_TIME = 256
 
 
 class HeldView(View):
@@ -31,7 +36,7 @@ class HeldView(View):
     """
 
     def __init__(self, view: View) -> None:
-        self.leaves = view.leaves
+        self.leaves, self.layers = view.leaves, view.layers
         self._view = view
         self._turn = threading.Lock()
         self._is_ended = False
@@ -91,6 +96,28 @@ class HeldView(View):
         """See :meth:`View.row_count`."""
         return self._read(self._view.row_count)
 
+    def entries_records(self) -> dict[int, EntriesRecord]:
+        """See :meth:`View.entries_records`."""
+        return self._read(self._view.entries_records)
+
+    def has_entries(self, index_id: int) -> bool:
+        """See :meth:`View.has_entries`."""
+        return self._read(lambda: self._view.has_entries(index_id))
+
+    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See :meth:`View.entries`."""
+        found = self._read(lambda: self._view.entries(start, stop))
+        while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
+            yield from some
+
+    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See :meth:`View.get_stored`."""
+        return self._read(lambda: self._view.get_stored(keys))
+
+    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
+        """See :meth:`View.newer`."""
+        return self._read(self._view.newer)
+
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`."""
         return self._read(self._view.leaf_bytes)
@@ -124,6 +151,9 @@ class HeldBucket:
         return nullcontext(self.view)
 
     latest = snapshot
+
+    def memtable(self) -> None:
+        """See :meth:`kvstore.bucket.reads.BucketReads.memtable`."""
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key in the view; None if it is not there."""

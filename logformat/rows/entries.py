@@ -21,6 +21,7 @@ from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.errors import CorruptData
 from logformat.rows.keys import KEY_BYTES_MAX, ROW, KeyCodec
+from logformat.rows.ordering import in_order
 
 RECORDS = b"\x01\x80"
 """First bytes of the keys of records of entries: after all writers, whose ids are not negative."""
@@ -31,6 +32,8 @@ NULL = b"\x01"
 CODE_BYTES_MAX = 240
 """So much of its code has an entry that would be longer than a key of LMDB may be."""
 _LONG = 0xFFFF
+FEW = 16
+"""Fewer entries are put in order one by one."""
 _DIGEST_BYTES = 16
 _ID = struct.Struct(">I")
 _LENGTH = struct.Struct("<H")
@@ -95,6 +98,21 @@ def entries_of(index_id: int, codes: Sequence[bytes], keys: Sequence[bytes]) -> 
             entries.append(head + code[:CODE_BYTES_MAX] + digest)
             values.append(_LENGTH.pack(_LONG) + key)
     return entries, values
+
+
+def entries_in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[list[bytes], list[bytes]]:
+    """Like :func:`entries_of`, in the order of the entries; of many rows much faster."""
+    lengths = codes.lengths
+    if len(keys) < FEW or (lengths + keys.lengths).max() > _ROOM:
+        pairs = sorted(zip(*entries_of(index_id, codes.to_list(), keys.to_list()), strict=True))
+        return [entry for entry, _ in pairs], [value for _, value in pairs]
+    head = binary_column.scalar(entries_prefix(index_id))
+    rest = binary_column.slices(keys.flat, keys.offsets[:-1] + len(ROW), keys.offsets[1:])
+    joined = pc.binary_join_element_wise(head, codes.to_arrow(), rest, binary_column.EMPTY)
+    entries = BinaryColumn.from_arrow(joined)
+    order, _ = in_order(entries)
+    values = BinaryColumn.from_matrix(lengths.astype("<u2").view(np.uint8).reshape(len(keys), _LENGTH.size))
+    return entries.take(order).to_list(), values.take(order).to_list()
 
 
 def row_key_of(entry: bytes, value: bytes) -> bytes:

@@ -71,6 +71,15 @@ def test_scan_takes_a_range_of_keys(tmp_path: Path) -> None:
     assert run("scan", store.path, "t", "--stop", "x", "--stop", "1", "--stop", "2").code == 2
 
 
+def test_explain_says_how_rows_are_found(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path) as made:
+        table = made.create_table("t", {"id": "int64", "name": "string"}, "id", indexes={"by_name": "name"})
+        table.upsert([{"id": number, "name": f"n{number}"} for number in range(9)])
+    assert fine("explain", tmp_path, "t", "--where", "name like 'n1%' and id > 0").out == "index by_name by name\n"
+    assert fine("explain", tmp_path, "t", "--where", "id > 5").out == "scan of all rows\n"
+    assert run("explain", tmp_path, "t").code == 2
+
+
 def test_changelog_from_place_to_place(store: Path) -> None:
     def offsets(*arguments: str, table: str = "t") -> list[int]:
         return [each["_log_offset"] for each in fine("changelog", store, table, *arguments, "--json").lines]

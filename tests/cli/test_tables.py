@@ -197,9 +197,21 @@ def test_every_command_has_help_with_examples() -> None:
             assert f"kvstore {' '.join(words_of)} " in printed, words_of
             found.append(" ".join(words_of))
     assert found == [
-        *("init", "create", "alter", "tables", "describe", "get", "scan", "upsert", "delete", "drop", "load", "export"),
-        *("changelog", "history", "writers", "undo", "apply", "sql", "check", "compact", "backup", "replicate"),
-        *("serve", "ui", "doctor", "demo"),
+        *("init", "create", "alter", "tables", "describe", "get", "scan", "explain"),
+        *(
+            "upsert",
+            "delete",
+            "drop",
+            "load",
+            "export",
+            "changelog",
+            "history",
+            "writers",
+            "undo",
+            "apply",
+            "sql",
+        ),
+        *("check", "compact", "backup", "replicate", "serve", "ui", "doctor", "demo"),
         *("log ls", "log show"),
     ]
 

@@ -12,7 +12,7 @@ from kvstore.errors import CorruptData
 from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.read.native_rows import native_columns
+from kvstore.request.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog.edits import TableOptions

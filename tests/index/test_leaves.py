@@ -19,7 +19,7 @@ from kvstore.index import leaves
 from kvstore.index.index import Index, View
 from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
-from kvstore.read.native_rows import rows_found
+from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.rows.keys import ROW

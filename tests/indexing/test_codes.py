@@ -16,7 +16,7 @@ from logformat.log import entries_record
 from logformat.log.entries_record import EntriesRecord
 from logformat.rows import entries
 from logformat.rows.entries import between, codes_of, entries_of, row_key_of
-from logformat.rows.keys import KEY_BYTES_MAX, ROW
+from logformat.rows.keys import KEY_BYTES_MAX, ROW, KeyCodec
 
 VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int16(): st.integers(-(2**15), 2**15 - 1),
@@ -79,6 +79,18 @@ def test_an_entry_fits_into_lmdb_and_has_the_key_of_its_row(rows: list[tuple[byt
         start, stop = between(7, code, code)
         assert start <= entry < stop
         assert entries.index_of(entry, value) == 7
+
+
+@given(
+    st.lists(st.tuples(st.text(max_size=9) | st.just("a" * 300), st.integers(0, 999)), min_size=1, unique=True),
+    st.sampled_from([1, 16]),
+)
+def test_entries_of_many_rows_are_those_of_each_in_order(rows: list[tuple[str, int]], few: int) -> None:
+    codes, keys = (KeyCodec([]).encode_prefix([pa.array(column)]) for column in zip(*rows, strict=True))
+    expected = sorted(zip(*entries_of(3, codes.to_list(), keys.to_list()), strict=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entries, "FEW", few + 1)
+        assert list(zip(*entries.entries_in_order(3, codes, keys), strict=True)) == expected
 
 
 def test_rows_whose_long_values_begin_alike_have_entries_of_their_own() -> None:

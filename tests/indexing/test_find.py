@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.indexing import entries, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
+from tests.indexing.counted import entries_read
+from tests.indexing.kept import KeptStore
 from tests.support.processes import Child, Pipe
 
 SCHEMA = pa.schema(
@@ -95,10 +97,16 @@ def assert_found(table: kvstore.Table, model: dict[int, Row], every: int = 1, fi
         assert same(found) == same(expected), sought
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
+    kept = KeptStore(tmp_path_factory.mktemp("kept") / "store", **BY_HAND)
+    yield kept
+    kept.store.close()
+
+
 @given(STEPS, st.sampled_from([1, 3]))
-def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory, steps: Any, buckets: int) -> None:
-    path = tmp_path_factory.mktemp("find") / "store"
-    store = kvstore.open(path, **BY_HAND)
+def test_find_returns_what_a_model_has(kept: KeptStore, steps: Any, buckets: int) -> None:
+    store = kept.empty()
     table = store.create_table("t", SCHEMA, "id", buckets=buckets, indexes={"first": ["mail"]})
     model: dict[int, Row] = {}
     for number, (step, argument) in enumerate(steps):
@@ -113,8 +121,7 @@ def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory,
             case "flush":
                 table.flush()
             case "reopen":
-                store.close()
-                store = kvstore.open(path, **BY_HAND)
+                store = kept.reopened()
                 table = store.table("t")
             case "create" if argument not in table.indexes:
                 store.create_index("t", argument, INDEXES[argument])
@@ -123,7 +130,6 @@ def test_find_returns_what_a_model_has(tmp_path_factory: pytest.TempPathFactory,
         assert_found(table, model, 11, number)
     assert_found(table, model, 2)
     assert store.check().findings == []
-    store.close()
 
 
 def write(pipe: Pipe, path: Path) -> None:
@@ -159,29 +165,11 @@ def test_another_process_finds_what_was_acknowledged(open_store: OpenStore, stor
         child.pipe.send(None)
 
 
-def steps_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Counts the entries that are read."""
-    counted = [0]
-    real = find.row_key_of
-
-    def count(entry: bytes, value: bytes) -> bytes:
-        counted[0] += 1
-        return real(entry, value)
-
-    monkeypatch.setattr(find, "row_key_of", count)
-
-    def since() -> int:
-        found, counted[0] = counted[0], 0
-        return found
-
-    return since
-
-
 def test_only_entries_of_the_value_are_read(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "id", indexes=INDEXES)
     table.upsert([{"id": number, "mail": f"m{number}", "age": number % 100} for number in range(3000)])
     table.flush()
-    read = steps_of(monkeypatch)
+    read = entries_read(monkeypatch)
     assert table.find(mail="m77").num_rows == read() == 1
     assert table.find(mail=["m77", "m5", "none"]).num_rows == read() == 2
     assert table.find(age=(3, 5)).num_rows == read() == 90
@@ -202,7 +190,8 @@ def test_explain_says_what_is_read(store: kvstore.Store) -> None:
     assert table.explain(mail=("m5", "m6")) == "index by_mail by mail"
     assert table.explain(age=1, mail="a") == "index by_age_and_mail by age, mail"
     assert table.explain(age=1) == "scan of all rows", "it has half of them"
-    assert table.explain(pc.field("mail") == "a") == "scan of all rows"
+    assert table.explain((pc.field("mail") == "a") & (pc.field("score") > 5)) == "index by_mail by mail"
+    assert table.explain((pc.field("mail") == "a") | (pc.field("score") > 5)) == "scan of all rows"
     assert table.explain(pc.field("id") == 5) == table.explain(id=5) == "scan of 1 range of keys"
     with pytest.raises(InvalidRequest, match=r"Give a filter"):
         table.explain()
@@ -253,6 +242,22 @@ def test_other_writes_move_entries_too(store: kvstore.Store, image: str) -> None
             70: [7],
         }
         table.flush()
+
+
+def test_rows_that_come_between_finds_are_found(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"by_mail": "mail", "by_age": "age"})
+    table.upsert([{"id": number, "mail": "old", "age": number % 4} for number in range(100)])
+    table.flush()
+    for number in range(12):
+        table.upsert([{"id": number, "mail": f"new{number}", "age": 7}])
+        table.upsert([{"id": 50 + number, "mail": f"new{number}", "age": 8}])
+        table.delete([20 + number])
+        for seen in range(number + 1):
+            assert table.find(mail=f"new{seen}").column("id").to_pylist() == [seen, 50 + seen]
+            assert table.find_one(mail=f"new{seen}") == table[seen]
+        assert table.find(age=8).column("id").to_pylist() == list(range(50, 51 + number))
+        if number % 5 == 4:
+            table.flush()
 
 
 def test_values_that_do_not_fit_are_refused(store: kvstore.Store) -> None:

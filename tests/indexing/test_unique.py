@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, strategies as st
 import kvstore
 from kvstore.errors import UniqueViolation, UnsupportedOperation
 from tests.conftest import OpenStore
+from tests.indexing.kept import KeptStore
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32"}
 BY_HAND: dict[str, Any] = {"commit_wait_ms": 600_000, "commit_idle_ms": 600_000}
@@ -40,10 +42,16 @@ STEPS = st.lists(
 )
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
+    kept = KeptStore(tmp_path_factory.mktemp("kept") / "store", **BY_HAND)
+    yield kept
+    kept.store.close()
+
+
 @given(STEPS)
-def test_a_model_and_the_table_refuse_the_same_requests(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
-    path = tmp_path_factory.mktemp("unique") / "store"
-    store = kvstore.open(path, **BY_HAND)
+def test_a_model_and_the_table_refuse_the_same_requests(kept: KeptStore, steps: Any) -> None:
+    store = kept.empty()
     table = with_unique(store)
     model: dict[int, str | None] = {}
     for step, argument in steps:
@@ -63,8 +71,7 @@ def test_a_model_and_the_table_refuse_the_same_requests(tmp_path_factory: pytest
                 case "flush":
                     table.flush()
                 case "reopen":
-                    store.close()
-                    store = kvstore.open(path, **BY_HAND)
+                    store = kept.reopened()
                     table = store.table("t")
             refused = None
         except UniqueViolation as error:
@@ -78,7 +85,6 @@ def test_a_model_and_the_table_refuse_the_same_requests(tmp_path_factory: pytest
             assert (refused.index, after[refused.key]) == ("by_mail", refused.value)
         assert {row["id"]: row["mail"] for row in table} == model
     assert store.check().findings == []
-    store.close()
 
 
 def test_rows_exchange_values_in_one_request(store: kvstore.Store) -> None:
@@ -119,10 +125,12 @@ def test_rows_that_are_there_twice_allow_no_unique_index(store: kvstore.Store) -
     table = store.create_table("t", COLUMNS, "id")
     table.upsert([{"id": number, "mail": LONG + str(number), "age": number % 5} for number in range(10)])
     table.upsert([{"id": 20, "mail": LONG + "7"}, {"id": 21, "mail": None}, {"id": 22, "mail": None}])
+    before = table.options
     with pytest.raises(UniqueViolation) as found:
         store.create_index("t", "by_mail", "mail", unique=True)
     assert (found.value.value, found.value.key) == (LONG + "7", 20)
     assert table.indexes == {}
+    assert table.options == before, "the catalog never had the index, so a kill can't have left it there"
     table.delete([20])
     store.create_index("t", "by_mail", "mail", unique=True)
     store.create_index("t", "by_both", ["age", "id"], unique=True)

@@ -15,7 +15,7 @@ from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
 from kvstore.kernel import library, pages
 from kvstore.read import lookup, scan
-from kvstore.read.native_rows import native_columns, rows_found
+from kvstore.request.native_rows import native_columns, rows_found
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums

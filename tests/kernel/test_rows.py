@@ -16,7 +16,7 @@ from kvstore.errors import CorruptData
 from kvstore.kernel import library
 from kvstore.kernel.rows import verified_schema
 from kvstore.meta.state import TableDefinition
-from kvstore.read.native_rows import native_columns
+from kvstore.request.native_rows import native_columns
 from kvstore.request.row_layout import TableLayout
 from kvstore.testing.strategies import projections, rows as record_batches
 from logformat.binary_column import BinaryColumn, Places

@@ -1,4 +1,4 @@
-"""``kvstore get``, ``scan`` and ``changelog``: rows and their changes."""
+"""``kvstore get``, ``scan``, ``explain`` and ``changelog``: rows and their changes."""
 
 from __future__ import annotations
 
@@ -88,6 +88,13 @@ def scan(
             reverse=reverse,
         )
         print_batches(reader, reader.schema, as_json=as_json)
+
+
+def explain(path: Directory, name: TableName, where: Where = None) -> None:
+    """Show how the rows of a condition are found: by which index, in which part of the keys, or by reading all rows."""
+    with opened(path) as store:
+        table = store.table(name)
+        print(table.explain(parse_filter(where, table.schema)))
 
 
 def changelog(

@@ -79,6 +79,9 @@ class ReplicaBucket:
         with self._followed.rows(self.identity.bucket_id) as rows, rows.view() as view:
             yield view
 
+    def memtable(self) -> None:
+        """See :meth:`kvstore.bucket.reads.BucketReads.memtable`."""
+
     def value(self, key: bytes) -> bytes | None:
         """Value of a key; None if it is not there."""
         with self._followed.rows(self.identity.bucket_id) as rows:

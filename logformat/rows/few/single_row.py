@@ -61,6 +61,11 @@ class SingleRowCodec:
         self._schema_id = max(schemas)
         self._key = list(key)
         self._kinds = kinds
+        self._key_kind, self._key_bias = "", 0
+        if len(key) == 1 and pa.types.is_integer(kinds[0]):
+            self._key_kind, self._key_bias = "integer", _bias(kinds[0])
+        elif len(key) == 1 and pa.types.is_string(kinds[0]):
+            self._key_kind = "text"
         self._encoders = list(map(encoder_of, kinds))
         self._as_stored = [(nth, as_stored) for nth, as_stored in enumerate(map(_as_stored, kinds)) if as_stored]
         self.encode_key = _whole_key(kinds[0], self._encoded) if len(key) == 1 else self._encoded
@@ -111,12 +116,9 @@ class SingleRowCodec:
 
     def key_of(self, code: bytes) -> Any | None:
         """The key that has this code, of one column of integers or text; None if it has another type."""
-        kind = self._kinds[0]
-        if len(self._kinds) > 1:
-            return None
-        if pa.types.is_integer(kind):
-            return int.from_bytes(code[len(ROW) :], "big") - _bias(kind)
-        if pa.types.is_string(kind):
+        if self._key_kind == "integer":
+            return int.from_bytes(code[len(ROW) :], "big") - self._key_bias
+        if self._key_kind == "text":
             return code[len(ROW) : -1].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01").decode()
         return None
 

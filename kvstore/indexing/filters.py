@@ -1,0 +1,261 @@
+"""What a filter of a scan asks of single columns, so that a secondary index can be searched for it.
+
+pyarrow shows the parts of an expression only in the form in which it pickles it: an Arrow file, whose one row has the
+literals and the options of functions, and whose metadata have the parts in their order. What is not understood here is
+left out, which makes the conditions weaker and never wrong: they only say which rows to look at.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.indexing.conditions import Condition
+
+Known: TypeAlias = Mapping[str, Condition]
+"""What is true of every row that passes a part of a filter, by column."""
+_TURNED = {"equal": "equal", "less": "greater", "less_equal": "greater_equal"}
+_TURNED |= {value: key for key, value in _TURNED.items()}
+_COMPARISONS = frozenset(_TURNED)
+_PREFIXED = frozenset(("starts_with", "match_like"))
+_MAGIC_BYTES = 8
+_EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
+_U16, _I32, _U32 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I")
+_HEADER, _METADATA, _KEY, _VALUE = 2, 2, 0, 1
+_LAST_CHARACTER, _SURROGATES, _AFTER_SURROGATES = 0x10FFFF, 0xD800, 0xE000
+
+
+@dataclass(frozen=True)
+class _Column:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Literal:
+    values: pa.Array
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part that is a condition, or nothing that is known."""
+
+    known: Known
+
+
+_UNKNOWN = _Part({})
+_Operand: TypeAlias = _Column | _Literal | _Part
+
+
+def conditions_in(filter: pc.Expression, schema: pa.Schema) -> list[Condition]:
+    """Conditions that are true for every row for which a filter is true, each about another column.
+
+    Args:
+        filter: It fits the columns.
+        schema: Columns of the table.
+    """
+    try:
+        _, (pickled,) = filter.__reduce__()
+    except pa.ArrowException:
+        return []  # such as a column by its place
+    literals = pa.ipc.open_file(pickled).get_batch(0)
+    message = pa.ipc.read_message(pickled.slice(_MAGIC_BYTES))
+    calls: list[list[_Operand]] = [[]]
+    options: list[Any] = [None]
+    for kind, text in _metadata(message.metadata.to_pybytes()):
+        match kind:
+            case "field_ref":
+                calls[-1].append(_Column(text))
+            case "literal":
+                calls[-1].append(_Literal(literals.column(int(text))))
+            case "options":
+                options[-1] = literals.column(int(text))
+            case "call":
+                calls.append([])
+                options.append(None)
+            case "end":
+                found = _known(text, calls.pop(), options.pop(), schema)
+                calls[-1].append(found)
+            case _:
+                return []
+    return list(_truth(calls[0][0], schema).values())
+
+
+def _known(function: str, operands: Sequence[_Operand], options: Any, schema: pa.Schema) -> _Part:
+    """What is true of a row for which a call is true."""
+    match operands:
+        case [one, other] if function in ("and_kleene", "and"):
+            return _Part(_both(_truth(one, schema), _truth(other, schema)))
+        case [one, other] if function in ("or_kleene", "or"):
+            return _Part(_either(_truth(one, schema), _truth(other, schema)))
+        case [condition, one, _Literal(other)] if function == "if_else" and other[0].as_py() is not True:
+            return _Part(_both(_truth(condition, schema), _truth(one, schema)))  # so DuckDB writes IN
+        case [_Column(name), _Literal(values)] if function in _COMPARISONS:
+            return _compared(name, function, values, schema)
+        case [_Literal(values), _Column(name)] if function in _COMPARISONS:
+            return _compared(name, _TURNED[function], values, schema)
+        case [_Column(name)] if function == "is_in" and options is not None:
+            return _one_of(name, options.field("value_set")[0].values, schema)
+        case [_Column(name)] if function == "is_null" and not options.field("nan_is_null")[0].as_py():
+            return _one_of(name, pa.nulls(1), schema)
+        case [_Column(name)] if function == "invert" and _type_of(name, schema) == pa.bool_():
+            return _one_of(name, pa.array([False]), schema)
+        case [_Column(name)] if function in _PREFIXED and not options.field("ignore_case")[0].as_py():
+            return _beginning(name, options.field("pattern")[0].as_py(), schema, is_like=function == "match_like")
+    return _UNKNOWN
+
+
+def _truth(operand: _Operand, schema: pa.Schema) -> Known:
+    if isinstance(operand, _Column) and _type_of(operand.name, schema) == pa.bool_():
+        return _one_of(operand.name, pa.array([True]), schema).known
+    return operand.known if isinstance(operand, _Part) else {}
+
+
+def _compared(name: str, function: str, literal: pa.Array, schema: pa.Schema) -> _Part:
+    if literal.null_count:
+        return _UNKNOWN
+    if function == "equal":
+        return _one_of(name, literal, schema)
+    values = _exact(literal, _type_of(name, schema))
+    if values is None:
+        return _UNKNOWN
+    is_low = function.startswith("greater")
+    return _Part({name: Condition(name, None, values[0] if is_low else None, None if is_low else values[0])})
+
+
+def _one_of(name: str, values: pa.Array, schema: pa.Schema) -> _Part:
+    found = _exact(values, _type_of(name, schema))
+    return _UNKNOWN if found is None else _Part({name: Condition(name, found.unique())})
+
+
+def _beginning(name: str, pattern: Any, schema: pa.Schema, *, is_like: bool) -> _Part:
+    text = pattern.decode() if isinstance(pattern, bytes) else pattern
+    if is_like:
+        text = text[: min((place for sign in "%_\\" if (place := text.find(sign)) >= 0), default=len(text))]
+    if not text or not pa.types.is_string(_type_of(name, schema)):
+        return _UNKNOWN
+    last = ord(text[-1])
+    high = None
+    if last < _LAST_CHARACTER:
+        following = _AFTER_SURROGATES if last + 1 == _SURROGATES else last + 1
+        high = pa.scalar(text[:-1] + chr(following))
+    return _Part({name: Condition(name, None, pa.scalar(text), high)})
+
+
+def _both(one: Known, other: Known) -> Known:
+    found = dict(one)
+    for name, condition in other.items():
+        found[name] = condition if name not in found else _narrower(found[name], condition)
+    return found
+
+
+def _narrower(one: Condition, other: Condition) -> Condition:
+    if one.values is not None:
+        return one if other.values is None or len(one.values) <= len(other.values) else other
+    if other.values is not None:
+        return other
+    return Condition(one.column, None, _end(pc.max, one.low, other.low), _end(pc.min, one.high, other.high))
+
+
+def _end(choose: Any, one: pa.Scalar | None, other: pa.Scalar | None) -> pa.Scalar | None:
+    given = [each for each in (one, other) if each is not None]
+    return choose(pa.array(given)) if given else None
+
+
+def _either(one: Known, other: Known) -> Known:
+    found = {name: _wider(one[name], other[name]) for name in one if name in other}
+    return {name: condition for name, condition in found.items() if condition is not None}
+
+
+def _wider(one: Condition, other: Condition) -> Condition | None:
+    if one.values is not None and other.values is not None:
+        return Condition(one.column, pa.concat_arrays([one.values, other.values]).unique())
+    if one.values is not None or other.values is not None:
+        return None
+    low = None if one.low is None or other.low is None else _end(pc.min, one.low, other.low)
+    high = None if one.high is None or other.high is None else _end(pc.max, one.high, other.high)
+    return None if low is None and high is None else Condition(one.column, None, low, high)
+
+
+def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
+    return schema.field(name).type if name in schema.names else None
+
+
+def _exact(values: pa.Array, kind: pa.DataType | None) -> pa.Array | None:
+    """Values in the type of a column, if they are compared there as in their own type; else None."""
+    if kind is None or pa.types.is_nested(kind):
+        return None
+    if values.type != kind and not _are_alike(values.type, kind):
+        return None
+    try:
+        found = values.cast(kind)
+        if pa.types.is_null(values.type):
+            return found
+        if found.type != values.type and not found.cast(values.type).equals(values):
+            return None
+    except pa.ArrowException:
+        return None
+    # Integers and floats are compared as floats, in which large integers are not exact.
+    bits = min((_EXACT_BITS[each] for each in (values.type, kind) if each in _EXACT_BITS), default=None)
+    if bits is not None and not (pa.types.is_floating(values.type) and pa.types.is_floating(kind)):
+        there = values.cast(pa.float64(), safe=False).drop_null()
+        if reduce(max, map(abs, there.to_pylist()), 0) >= 1 << bits:
+            return None
+    return found
+
+
+def _are_alike(one: pa.DataType, other: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_null(one):
+        return True
+    if types.is_timestamp(one) and types.is_timestamp(other):
+        return (one.tz is None) == (other.tz is None)
+    if any(is_one(one) and is_one(other) for is_one in (_is_text, _is_bytes, types.is_time, types.is_duration)):
+        return True
+    if types.is_decimal(one) or types.is_decimal(other):
+        return all(types.is_decimal(each) or types.is_integer(each) for each in (one, other))
+    return all(types.is_integer(each) or types.is_floating(each) for each in (one, other))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+
+
+def _metadata(message: bytes) -> Iterator[tuple[str, str]]:
+    """Metadata of the schema in an Arrow message, in their order: pyarrow's own dict has each key only once.
+
+    The message is a flatbuffer, which Arrow's format describes.
+    """
+    schema = _slot(message, _U32.unpack_from(message)[0], _HEADER)
+    pairs = None if schema is None else _slot(message, schema, _METADATA)
+    if pairs is None:
+        return
+    for number in range(_U32.unpack_from(message, pairs)[0]):
+        place = pairs + _U32.size * (number + 1)
+        pair = place + _U32.unpack_from(message, place)[0]
+        yield _text(message, _slot(message, pair, _KEY)), _text(message, _slot(message, pair, _VALUE))
+
+
+def _slot(message: bytes, table: int, number: int) -> int | None:
+    """Place of what a field of a table refers to; None if the table does not have it."""
+    fields = table - _I32.unpack_from(message, table)[0]
+    entry = _U32.size + _U16.size * number
+    offset = _U16.unpack_from(message, fields + entry)[0] if entry < _U16.unpack_from(message, fields)[0] else 0
+    place = table + offset
+    return place + _U32.unpack_from(message, place)[0] if offset else None
+
+
+def _text(message: bytes, place: int | None) -> str:
+    if place is None:
+        return ""
+    start = place + _U32.size
+    return message[start : start + _U32.unpack_from(message, place)[0]].decode()
