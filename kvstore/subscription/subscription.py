@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from time import sleep
 from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import ReferenceType, ref
@@ -30,7 +29,7 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.history.shape import check_shapes, shaped
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
-from kvstore.read.follow import Pauses
+from kvstore.read.follow import Waits
 from kvstore.read.scan import rows_now
 from kvstore.request.partition import place_in
 from logformat.ids import BucketId, Offset
@@ -138,6 +137,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._until = None if follow else ended
         if not self._is_full:
             self._places = dict(known)
+        self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
+        self._waits = Waits(feed.buckets)
         self._batches = self._all()
 
     @property
@@ -159,12 +160,12 @@ class Subscription(Iterator[pa.RecordBatch]):
         self.close()
 
     def __next__(self) -> pa.RecordBatch:
-        pauses = Pauses()
         for batch in self._batches:
             if batch is not None:
+                self._waits.found()
                 return batch
             self._move_quietly()
-            sleep(pauses.next())
+            self._waits.wait()
         self._move_quietly(at_once=True)
         raise StopIteration
 
@@ -174,13 +175,12 @@ class Subscription(Iterator[pa.RecordBatch]):
     async def _each(self) -> AsyncIterator[pa.RecordBatch]:
         loop, ended = asyncio.get_running_loop(), object()
         with ThreadPoolExecutor(1, "kvstore-follow") as thread:
-            pauses = Pauses()
             while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is not ended:
                 if batch is None:
                     await loop.run_in_executor(thread, self._move_quietly)
-                    await asyncio.sleep(pauses.next())
+                    await self._waits.wait_async()
                 else:
-                    pauses = Pauses()
+                    self._waits.found()
                     yield batch
             await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
 
@@ -204,6 +204,7 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def close(self) -> None:
         """End the reading. What was not acknowledged comes again; a second call does nothing."""
+        self._waits.close()
         self._batches.close()
 
     def _pass(self, count: int) -> None:
@@ -238,7 +239,8 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _all(self) -> Generator[pa.RecordBatch | None]:
         try:
-            yield from self._each_bucket()
+            with self._waits:
+                yield from self._each_bucket()
         except (StoreError, OSError):
             self._feed.latest()  # a dropped table or closed store is the cause to report
             raise
@@ -303,7 +305,7 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _changes(self, bucket: int) -> Iterator[_Step]:
         """The changes that there are now, after those that were read."""
-        reads, start = self._feed.buckets[bucket], self._read[bucket]
+        reads, log, start = self._feed.buckets[bucket], self._logs[BucketId(bucket)], self._read[bucket]
         end = reads.committed().applied_offset
         if self._until is not None:
             end = min(end, self._until[bucket])
@@ -311,12 +313,13 @@ class Subscription(Iterator[pa.RecordBatch]):
         if end <= start:
             return
         found = changes_between(
-            reads.log.batches(start, end), definition, BucketId(bucket), start, end, self._names, whole_updates=True
+            log.batches(start, end), definition, BucketId(bucket), start, end, self._names, whole_updates=True
         )
         for changes in found:
             self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
             for batch in self._seen(iter([changes])):
                 yield _Step(batch, bucket, place)
+        log.rest()
         self._read[bucket] = end
         yield _Step(None, bucket, end)
 

@@ -33,7 +33,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import ChangelogReader
-from kvstore.read.follow import ChangeReader, together
+from kvstore.read.follow import ChangeReader, Waits, together
 from kvstore.read.lookup import SingleReads
 from kvstore.read.pruning import ranges_where
 from kvstore.read.ranges import Span, merged
@@ -331,7 +331,7 @@ class Reading:
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         how = {"follow": bool(follow), "whole_updates": whole_updates}
         readers = self.readers(definition, names, start, end, bucket, **how, filter=filter)
-        return self.while_current(together(readers))
+        return self.while_current(together(readers, self.waits(bucket)))
 
     def readers(
         self,
@@ -363,6 +363,10 @@ class Reading:
                 found = reader.read(first, last, follow=follow)
                 readers.append(found if filter is None else shaped(found, filter, shown_names))
         return readers
+
+    def waits(self, bucket: int | None) -> Waits:
+        """Waits of a reader of all buckets, or of one."""
+        return Waits(self.handles if bucket is None else [self.handles[self.number_of(bucket)]])
 
     def origins(self) -> Origins:
         """Says of batches of the log who wrote them, by what the catalog says now."""
