@@ -3,6 +3,8 @@
 * The position is that of the consumer of this name in the catalog: the log keeps what comes after it.
 * It is an offset of each bucket at the end of a batch of the log. What a filter leaves out moves it, too, once all that
   was delivered before is acknowledged.
+* Acknowledgements of ``ack_ms`` are one edit of the catalog: a call makes it once they are due, before the reader
+  waits, and at its end.
 * While the current rows are delivered, there is no position yet, only a lease on the log: so a reader that dies among
   them begins again with all rows, as of then. Once the last of them is acknowledged, there is one.
 """
@@ -91,7 +93,7 @@ class Subscription(Iterator[pa.RecordBatch]):
     Args:
         feed: The table.
         name: Name of the consumer.
-        start, filter, columns, follow: See :meth:`kvstore.Table.subscribe`, also for errors.
+        start, filter, columns, follow, ack_ms: See :meth:`kvstore.Table.subscribe`, also for errors.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Subscription(Iterator[pa.RecordBatch]):
         filter: pc.Expression | None,
         columns: Sequence[str] | None,
         follow: bool,
+        ack_ms: int,
     ) -> None:
         self._feed = feed
+        self._ack_seconds = ack_ms / 1000
         self._name = name
         self._filter = filter
         self._schema = changelog_schema(feed.definition, columns)
@@ -112,6 +116,8 @@ class Subscription(Iterator[pa.RecordBatch]):
             check_shapes(feed.definition, filter)
         self._places: dict[int, int] = {}
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
+        self._is_owed = False
+        """Whether the catalog has yet to get this position."""
         self._steps: deque[_Given] = deque()
         """Those that are not acknowledged, in order."""
         self._read: dict[int, Offset]
@@ -163,6 +169,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         for batch in self._batches:
             if batch is not None:
                 self._waits.found()
+                self._settle(at_once=False)
                 return batch
             self._move_quietly()
             self._waits.wait()
@@ -181,11 +188,12 @@ class Subscription(Iterator[pa.RecordBatch]):
                     await self._waits.wait_async()
                 else:
                     self._waits.found()
+                    await loop.run_in_executor(thread, lambda: self._settle(at_once=False))
                     yield batch
             await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
 
     def ack(self, batch: pa.RecordBatch | None = None) -> None:
-        """Acknowledge a batch, and all that were delivered before it; it is durable on return.
+        """Acknowledge a batch, and all that were delivered before it; durable on return, or as ``ack_ms`` says.
 
         Args:
             batch: One that this subscription has delivered; None for all of them.
@@ -203,9 +211,14 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._pass(count)
 
     def close(self) -> None:
-        """End the reading. What was not acknowledged comes again; a second call does nothing."""
+        """End the reading. What was not acknowledged comes again; a second call does nothing.
+
+        Raises:
+            NoSuchTable, StoreClosed, StoreFull, LogFailed: What was acknowledged within ``ack_ms`` comes again.
+        """
         self._waits.close()
         self._batches.close()
+        self._settle(at_once=True)
 
     def _pass(self, count: int) -> None:
         """Move the position by so many steps, and those after them for which nothing was delivered."""
@@ -218,12 +231,24 @@ class Subscription(Iterator[pa.RecordBatch]):
             if step.place is not None:
                 places[step.bucket] = step.place
         if places != self._places and len(places) == len(self._feed.buckets):
-            self._feed.latest()
-            self._feed.consumers.hold(self._name, places)
+            if self._ack_seconds and self._feed.clock.monotonic() - self._moved < self._ack_seconds:
+                self._is_owed = True
+            else:
+                self._hold(places)
         self._places = places
-        self._moved = self._feed.clock.monotonic()
         for _ in range(passed):
             self._steps.popleft()
+
+    def _hold(self, places: Mapping[int, int]) -> None:
+        self._feed.latest()
+        self._feed.consumers.hold(self._name, places)
+        self._moved = self._feed.clock.monotonic()
+        self._is_owed = False
+
+    def _settle(self, *, at_once: bool) -> None:
+        """Move the position to what is acknowledged, if that is due."""
+        if self._is_owed and (at_once or self._feed.clock.monotonic() - self._moved >= self._ack_seconds):
+            self._hold(self._places)
 
     def _move_quietly(self, *, at_once: bool = False) -> None:
         """Move the position over what a filter has left out, now and then; and renew the lease."""
@@ -232,6 +257,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             self._lease(self._read)
         if self._steps and self._steps[0].batch is None and (at_once or now - self._moved > QUIET_SECONDS):
             self._pass(0)
+        self._settle(at_once=True)
 
     def _lease(self, places: Mapping[int, int]) -> None:
         self._feed.consumers.lease(self._name, places)  # its first position takes the place of the lease
