@@ -27,7 +27,9 @@ from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import (
     End,
+    Selection,
     Start,
+    changelog_schema,
     changes_between,
     inserts_of,
     milliseconds,
@@ -116,13 +118,14 @@ class ChangeReader:
     Attributes:
         current: Returns the table's current entry in the catalog; raises if it was dropped or the store was closed.
         columns: Columns to return, in this order; later columns of the table are not added.
-        whole_updates: See :func:`kvstore.read.changelog.changes_between`.
+        whole_updates, selection: See :func:`kvstore.read.changelog.changes_between`.
     """
 
     bucket: BucketReads
     current: Callable[[], TableDefinition]
     columns: Sequence[str]
     whole_updates: bool = False
+    selection: Selection | None = None
 
     def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
         """Changes from ``start`` to ``end``, both evaluated at the call; None where the reader waits for more.
@@ -148,9 +151,11 @@ class ChangeReader:
                 yield None
                 definition = self.current()
                 known = set(definition.schema.names)
-                names = [name for name in self.columns if name in known] or definition.primary_key
+                columns = self.columns if self.selection is None else changelog_schema(definition).names
+                names = [name for name in columns if name in known] or definition.primary_key
                 rows = rows_now(view, definition, names)
-                yield from inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, self.columns)
+                inserts = inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, columns)
+                yield from inserts if self.selection is None else self.selection.rows(inserts, self.columns)
         if not full:
             yield None
         yield from self._changes(span, state, log)
@@ -164,7 +169,9 @@ class ChangeReader:
             if place < end:
                 found = span.of(log, place, end)
                 yield from changes_between(
-                    found, definition, state.bucket_id, place, end, self.columns, whole_updates=self.whole_updates
+                    *(found, definition, state.bucket_id, place, end, self.columns),
+                    whole_updates=self.whole_updates,
+                    selection=self.selection,
                 )
             if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
                 return

@@ -1,8 +1,8 @@
 """A named reader of a table's changes, whose position moves with what it has acknowledged.
 
 * The position is that of the consumer of this name in the catalog: the log keeps what comes after it.
-* It is an offset of each bucket at the end of a batch of the log. What a filter leaves out moves it, too, once all that
-  was delivered before is acknowledged.
+* It is an offset of each bucket, never between both halves of an update. What a filter leaves out moves it, too, once
+  all that was delivered before is acknowledged.
 * Acknowledgements of ``ack_ms`` are one edit of the catalog: a call makes it once they are due, before the reader
   waits, and at its end.
 * While the current rows are delivered, there is no position yet, only a lease on the log: so a reader that dies among
@@ -28,7 +28,7 @@ from kvstore.bucket.reads import BucketReads
 from kvstore.clock import Clock
 from kvstore.commit.consumers import LEASE_SECONDS, Consumers
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.history.shape import check_shapes, shaped
+from kvstore.history.shape import Shape, check_shapes
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
 from kvstore.read.follow import Waits
@@ -109,11 +109,12 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._feed = feed
         self._ack_seconds = ack_ms / 1000
         self._name = name
-        self._filter = filter
         self._schema = changelog_schema(feed.definition, columns)
         self._names = changelog_schema(feed.definition).names
+        self._shape: Shape | None = None
         if filter is not None:
             check_shapes(feed.definition, filter)
+            self._shape = Shape(feed.definition, filter)
         self._places: dict[int, int] = {}
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
         self._is_owed = False
@@ -324,8 +325,11 @@ class Subscription(Iterator[pa.RecordBatch]):
             known = [name for name in definition.schema.names if name in self._names]
             rows = rows_now(view, definition, known)
             end, timestamp = state.applied_offset, state.last_timestamp
-            for batch in self._seen(inserts_of(rows, definition, BucketId(bucket), end, timestamp, self._names)):
-                yield _Step(batch, bucket, None)
+            names = self._schema.names
+            inserts = inserts_of(rows, definition, BucketId(bucket), end, timestamp, self._names)
+            for batch in inserts if self._shape is None else self._shape.rows(inserts, names):
+                if batch.num_rows:
+                    yield _Step(batch.select(names), bucket, None)
             self._read[bucket] = end
             yield _Step(None, bucket, end)
 
@@ -338,19 +342,15 @@ class Subscription(Iterator[pa.RecordBatch]):
         definition = self._feed.now()  # read after the end, so that it has the schemas of all changes
         if end <= start:
             return
+        names = list(dict.fromkeys([*self._schema.names, "_log_offset"]))
         found = changes_between(
-            log.batches(start, end), definition, BucketId(bucket), start, end, self._names, whole_updates=True
+            *(log.batches(start, end), definition, BucketId(bucket), start, end, names),
+            whole_updates=True,
+            selection=self._shape,
         )
         for changes in found:
             self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
-            for batch in self._seen(iter([changes])):
-                yield _Step(batch, bucket, place)
+            yield _Step(changes.select(self._schema.names), bucket, place)
         log.rest()
         self._read[bucket] = end
         yield _Step(None, bucket, end)
-
-    def _seen(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self._filter is None:
-            return (batch.select(self._schema.names) for batch in changes if batch.num_rows)
-        found = shaped(changes, self._filter, self._schema.names)
-        return (batch for batch in found if batch is not None)

@@ -23,7 +23,7 @@ from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
 from kvstore.history.past import Past
-from kvstore.history.shape import check_shapes, shaped
+from kvstore.history.shape import Shape, check_shapes
 from kvstore.index.index import View
 from kvstore.indexing.conditions import Condition, expression_of
 from kvstore.indexing.entries import columns_of
@@ -347,9 +347,10 @@ class Reading:
     ) -> list[Iterator[pa.RecordBatch | None]]:
         """Readers of the changes of each bucket, or of one; see :meth:`changes`."""
         self.current()
+        shape = None
         if filter is not None:
             check_shapes(definition, filter)
-            shown_names, names, whole_updates = names, changelog_schema(definition).names, True
+            shape, whole_updates = Shape(definition, filter), True
         wanted = self.buckets if bucket is None else [self.number_of(bucket)]
         if isinstance(start, str) and start == "full":
             self.keyed()
@@ -358,10 +359,9 @@ class Reading:
         with self.one_moment(*([] if follow else [start, end])):
             for each in wanted:
                 handle = self.handles[each].for_one_reader()
-                reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates)
+                reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates, shape)
                 first, last = place_in("start", start, each, wanted), place_in("end", end, each, wanted)
-                found = reader.read(first, last, follow=follow)
-                readers.append(found if filter is None else shaped(found, filter, shown_names))
+                readers.append(reader.read(first, last, follow=follow))
         return readers
 
     def waits(self, bucket: int | None) -> Waits:
