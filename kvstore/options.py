@@ -22,6 +22,7 @@ RANGES = {
     # A segment ends before 4 GiB, and a group of batches is one write: half is left for the last group.
     "segment_bytes_max": (1, 2 << 30),
     "log_bytes_max": (1, OFFSET_MAX),
+    "consumer_log_bytes_max": (1, OFFSET_MAX),
     "commit_wait_ms": (1, _MS_MAX),
     "commit_idle_ms": (1, _MS_MAX),
     "edits_per_journal": (1, OFFSET_MAX),
@@ -44,6 +45,9 @@ class StoreOptions:
         log_bytes_max: The oldest segments of a log are removed while the segments after them have this many bytes,
             except what recovery or a registered consumer needs. A table's ``retention`` is by age and applies
             independently.
+        consumer_log_bytes_max: A registered consumer or lease keeps at least this many bytes of each bucket's log, up
+            to its end, and no older segments that have expired: then it gets OffsetOutOfRange. A warning is logged
+            once a consumer keeps four fifths of it. By default it keeps all.
         memtable_bytes: What all buckets of the store have acknowledged and not yet merged into their indexes may take
             this much memory, about; then it is merged. None: 128 MiB a bucket and 768 MiB for all, or a quarter of the
             memory that is available, if that is less.
@@ -63,6 +67,7 @@ class StoreOptions:
     sync_interval_ms: int = 100
     segment_bytes_max: int = 256 << 20
     log_bytes_max: int = OFFSET_MAX
+    consumer_log_bytes_max: int = OFFSET_MAX
     memtable_bytes: int | None = None
     commit_wait_ms: int = 200
     commit_idle_ms: int = 20

@@ -14,6 +14,8 @@ from tests.cli.repositories import eventful_repository
 
 ROOT = Path(__file__).parents[1]
 PLAIN = ["streaming_aggregation.py", "replication.py"]
+OF_A_PAGE = ["cache.py", "second_table.py", "live_page.py"]
+"""Those that docs/tutorials/react-to-changes.md shows; ``test_pages.py`` runs it."""
 EVERYDAY = "everyday.py"
 OF_GIT = "git_files.py"
 CONNECT = ["connect.py", "pipeline/run.py", "pipeline_merge/run.py"]
@@ -36,11 +38,17 @@ def run(name: str, *arguments: Path) -> str:
 def test_every_example_is_known() -> None:
     found = {str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.py")}
     flows = {"pipeline/transformations/changes.py", "pipeline_merge/transformations/merge.py"}
-    assert found == {*PLAIN, *CONNECT, EVERYDAY, OF_GIT} | flows
+    assert found == {*PLAIN, *OF_A_PAGE, *CONNECT, EVERYDAY, OF_GIT} | flows
+
+
+@pytest.mark.parametrize("name", OF_A_PAGE)
+def test_the_page_shows_an_example(name: str) -> None:
+    _, code = (ROOT / "examples" / name).read_text().split('"""\n\n', 1)
+    assert f"```python\n{code}```" in (ROOT / "docs" / "tutorials" / "react-to-changes.md").read_text()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", [*PLAIN, *OF_A_PAGE])
 def test_an_example(name: str) -> None:
     run(name)
 

@@ -22,6 +22,7 @@ from benchmarks.works import (
     shapes,
     small,
     transactions,
+    waking,
     wal,
     writes,
 )
@@ -44,6 +45,7 @@ WORKS: dict[str, Work] = {
     "recovery": recovery.figures,
     "disk": disk.figures,
     "processes": processes.figures,
+    "waking": waking.figures,
     "backups": backups.figures,
 }
 """By the name that ``--only`` takes."""

@@ -1,5 +1,6 @@
 """``python -m benchmarks.works.row_writer STORE``: a process that writes a row for each line it is given.
 
+A line is a key and, if there is something to wait for first, after how many seconds; without a key, nothing is written.
 It answers with the time at which the row was acknowledged, on a clock that all processes share.
 """
 
@@ -15,7 +16,11 @@ def main() -> None:
     with kvstore.open(sys.argv[1]) as store:
         table = store.table("t")
         for line in sys.stdin:
-            table.upsert({"k": int(line), "v": 1})
+            key, *seconds = line.rstrip("\n").split(" ")
+            for each in seconds:
+                time.sleep(float(each))
+            if key:
+                table.upsert({"k": int(key), "v": 1})
             print(time.monotonic(), flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -88,6 +89,11 @@ class BucketHandle:
     def log(self) -> LogFiles:
         """The log, for reading up to the ``applied_offset`` of a view."""
         return LogFiles(self.place.log, self.place.identity, self._files, self._back_offset)
+
+    @property
+    def watched(self) -> Path:
+        """Directory of the bucket."""
+        return self.place.directory
 
     def _back_offset(self) -> Offset:
         engine = self._engine

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +31,9 @@ LOOK_SECONDS = 60.0
 """The log is checked when a segment begins, and this long after the last check."""
 REST_FACTOR = 4
 """Pause between automatic snapshots, as a multiple of the duration of the last one."""
+
+
+_log = logging.getLogger(__name__)
 
 
 class _Interrupted(Exception):
@@ -68,6 +72,7 @@ class Maintenance:
         self._look = threading.Event()
         self._working = threading.Lock()
         self._rested = 0.0
+        self._warned: set[str] = set()
         self._thread: threading.Thread | None = None
         self.failure: StoreError | None = None
         self.has_copy = False
@@ -118,6 +123,7 @@ class Maintenance:
         self._files.verify()  # the snapshots that replace removed segments are this store's
         with self._working, refusals(self._place.log):
             log = LogFiles(self._place.log, self._place.identity, self._files)
+            kept_from = self._kept_from(log)
             expired = self._expired(log)
             if expired <= log.start():
                 return
@@ -130,8 +136,33 @@ class Maintenance:
             self._files.sync_directory(newest.directory.parent)
             needed = retention.needed_from(newest.log_end, self._replay_start(log))
             retention.remove_before(
-                self._place.log, log, Offset(min(expired, needed)), self._files, self._context.reader_positions
+                self._place.log,
+                log,
+                Offset(min(expired, needed)),
+                self._files,
+                self._context.reader_positions,
+                kept_from=kept_from,
             )
+
+    def _kept_from(self, log: LogFiles) -> Offset:
+        """The offset before which consumers keep nothing; warns of those that are near it."""
+        bytes_max = self._options.consumer_log_bytes_max
+        if bytes_max == retention.UNLIMITED:
+            return Offset(0)
+        bucket = self._place.identity.bucket_id
+        near = self._context.catalog.consumers_before(bucket, self._larger_than(log, bytes_max * 4 // 5))
+        for name in sorted(near - self._warned):
+            _log.warning(
+                "consumer %r of table %r keeps four fifths of consumer_log_bytes_max of the log of bucket %d; have it "
+                "read on, or drop it, else what it has yet to read expires",
+                *(name, self._context.catalog.name, bucket),
+            )
+        self._warned = near
+        return self._larger_than(log, bytes_max)
+
+    def _larger_than(self, log: LogFiles, bytes_max: int) -> Offset:
+        """The last segment's beginning from which on the log has so many bytes."""
+        return retention.expired_before(log, self._committed_end(), older_than_ms=None, bytes_max=bytes_max)
 
     def close(self) -> None:
         """End the running work, and begin no more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol, Self
 
 from kvstore.index.index import View
@@ -31,6 +32,9 @@ class LogReads(Protocol):
             CorruptBatch: A batch is damaged.
         """
 
+    def rest(self) -> None:
+        """Hold no file until there is more to read, after the last batch."""
+
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
 
@@ -45,6 +49,10 @@ class BucketReads(Protocol):
     @property
     def log(self) -> LogReads:
         """The changes of the bucket."""
+
+    @property
+    def watched(self) -> Path | None:
+        """Directory in which a write of the published end says that there are changes; None if nothing says so."""
 
     def snapshot(self) -> AbstractContextManager[View]:
         """A view of every change acknowledged until now, to read many rows; writing goes on."""

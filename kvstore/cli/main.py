@@ -25,7 +25,7 @@ from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
 from kvstore.cli.printing import plain
 from kvstore.cli.serve import serve
-from kvstore.cli.table import rows, tables, writing
+from kvstore.cli.table import consumers, rows, tables, writing
 from kvstore.cli.table.history import history
 from kvstore.cli.table.sql import sql
 from kvstore.cli.table.undo import apply, undo
@@ -98,6 +98,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     ),
     tables.tables: ("tables /data/store",),
     tables.describe: ("describe /data/store files",),
+    consumers.consumers: ("consumers /data/store", "consumers /data/store --json"),
     rows.get: ("get /data/store files README.md", "get /data/store numbers -- -5"),
     rows.scan: (
         "scan /data/store files --limit 10",

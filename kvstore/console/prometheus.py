@@ -19,9 +19,17 @@ _ABOUT = {
     "kvstore_table_index_bytes": ("gauge", ("table",), "Bytes of the files of the index."),
     "kvstore_catalog_edits": ("gauge", (), "Edits of the catalog."),
     "kvstore_consumer_lag_changes": ("gauge", ("consumer", "table"), "Offsets that a consumer has yet to commit."),
+    "kvstore_consumer_lag_seconds": ("gauge", ("consumer", "table"), "Since the first change it has yet to commit."),
+    "kvstore_consumer_log_bytes": ("gauge", ("consumer", "table"), "Bytes of log from its position on, of a bucket."),
     "kvstore_replica_lag_edits": ("gauge", ("replica",), "Edits of the catalog that a replica lacks."),
 }
 _STATUS = ("rows", "changes", "log_bytes", "index_bytes")
+_OF_READERS = (
+    "kvstore_consumer_lag_changes",
+    "kvstore_consumer_lag_seconds",
+    "kvstore_consumer_log_bytes",
+    "kvstore_replica_lag_edits",
+)
 
 
 def figures(store: Store) -> str:
@@ -40,5 +48,5 @@ def figures(store: Store) -> str:
                 found[f"kvstore_table_{name}"][definition.name] = status[name]
     with suppress(StoreError):  # the pages say what can't be read
         metrics = store.metrics()
-        found |= {name: metrics[name] for name in ("kvstore_consumer_lag_changes", "kvstore_replica_lag_edits")}
+        found |= {name: metrics[name] for name in _OF_READERS}
     return prometheus_text(found, _ABOUT)

@@ -13,14 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.meta.state import TableDefinition
-from kvstore.read.changelog import CHANGE_FIELDS
+from kvstore.read.changelog import Selected
 from kvstore.read.scan import check_filter, matching
 from kvstore.read.time_travel import check_undoable
 from logformat.log.change import ChangeType
+from logformat.rows import intake
+from logformat.rows.python_values import MISFITS
 
 _PLACE = "_place"
-_KIND = CHANGE_FIELDS.get_field_index("_change_type")
-_OFFSET = CHANGE_FIELDS.get_field_index("_log_offset")
 
 
 def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
@@ -34,42 +34,50 @@ def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
     check_undoable(definition)
 
 
-def shaped(
-    batches: Iterable[pa.RecordBatch | None], filter: pc.Expression, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch | None]:
-    """The changes that a filter sees; a batch without any is left out, and None stays.
+class Shape:
+    """The changes that a filter sees, as a selection of all changes (:class:`kvstore.read.changelog.Selection`).
 
     Args:
-        batches: Changes with all columns. Both halves of an update are in one batch; a first half alone is left out.
-        columns: Columns to return, in this order.
+        definition: The table, to whose columns the filter fits.
     """
-    for batch in batches:
-        if batch is None:
-            yield None
-        elif (found := _shaped(batch, filter)).num_rows:
-            yield found.select(columns)
+
+    def __init__(self, definition: TableDefinition, filter: pc.Expression) -> None:
+        self.filter = filter
+        self.columns: Sequence[str] = _columns_of(filter, definition.schema)
+
+    def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
+        """What the filter sees; a first half of an update at the end, whose second half is not there, is left out."""
+        count = len(kinds)
+        seen = np.zeros(count, bool)
+        placed = rows.append_column(_PLACE, pa.array(np.arange(count)))
+        seen[matching(placed, self.filter).column(_PLACE).to_numpy()] = True
+        first = kinds == ChangeType.UPDATE_PREIMAGE
+        second = np.append(False, first[:-1])
+        was_seen = np.append(False, seen[:-1])
+        is_seen = np.append(seen[1:], False)
+        leaves, enters = first & seen & ~is_seen, second & seen & ~was_seen
+        if first[-1:].any():  # its second half is in the next range
+            seen[-1] = leaves[-1] = False
+        places = np.flatnonzero(seen)
+        changed = kinds[places]
+        changed[enters[places]] = ChangeType.INSERT
+        changed[leaves[places]] = ChangeType.DELETE
+        # The second half of an update takes a row away.
+        return Selected(places, changed, leaves[places].astype(np.int64))
+
+    def rows(self, inserts: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The current rows, as inserts, for which the filter is true; a batch without any is left out."""
+        for batch in inserts:
+            if (found := matching(batch, self.filter)).num_rows:
+                yield found.select(columns)
 
 
-def _shaped(changes: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
-    count = changes.num_rows
-    rows = changes.select(changes.schema.names[len(CHANGE_FIELDS) :]).append_column(_PLACE, pa.array(np.arange(count)))
-    seen = np.zeros(count, bool)
-    seen[matching(rows, filter).column(_PLACE).to_numpy()] = True
-    kinds = changes.column(_KIND)
-    first = pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.word).to_numpy(zero_copy_only=False)
-    second = np.append(False, first[:-1])
-    was_seen = np.append(False, seen[:-1])
-    is_seen = np.append(seen[1:], False)
-    leaves, enters = first & seen & ~is_seen, second & seen & ~was_seen
-    if first[-1:].any():  # its second half is in the next range
-        seen[-1] = leaves[-1] = False
-    offsets = changes.column(_OFFSET)
-    if leaves.any():
-        # It is the second half that takes it away.
-        offsets = pa.array(offsets.to_numpy() + leaves)
-    if leaves.any() or enters.any():
-        kinds = pc.if_else(pa.array(enters), ChangeType.INSERT.word, kinds)
-        kinds = pc.if_else(pa.array(leaves), ChangeType.DELETE.word, kinds)
-    found = changes.set_column(_KIND, changes.schema.field(_KIND), kinds)
-    found = found.set_column(_OFFSET, changes.schema.field(_OFFSET), offsets)
-    return found.filter(pa.array(seen))
+def _columns_of(filter: pc.Expression, schema: pa.Schema) -> list[str]:
+    """The columns that a filter uses: those without which it can't be applied."""
+    used = []
+    for field in schema:
+        try:
+            intake.empty(schema.remove(schema.get_field_index(field.name))).filter(filter)
+        except MISFITS:
+            used.append(field.name)
+    return used

@@ -82,12 +82,19 @@ def needed_from(snapshot: LogEnd, index: LogEnd) -> Offset:
 
 
 def remove_before(
-    directory: Path, log: LogFiles, offset: Offset, files: Files, reader_positions: ReaderPositions = no_readers
+    directory: Path,
+    log: LogFiles,
+    offset: Offset,
+    files: Files,
+    reader_positions: ReaderPositions = no_readers,
+    *,
+    kept_from: Offset = Offset(0),
 ) -> Offset:
     """Remove every segment that has nothing from ``offset`` on; returns the new start of the log.
 
     Args:
         reader_positions: Positions of the log's readers; everything from there on is kept.
+        kept_from: Readers keep nothing before this offset.
 
     Raises:
         OSError: The disk failed; the remaining log has no hole.
@@ -96,7 +103,7 @@ def remove_before(
     bases = log.bases()
     for base, following in pairwise(bases):
         with reader_positions() as offsets:
-            if following > min((offset, *offsets)):
+            if following > min((offset, *(max(each, kept_from) for each in offsets))):
                 return base
             files.remove(paths.segment_file(directory, base))
         # Otherwise a power cut might restore this segment and not the next.

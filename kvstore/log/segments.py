@@ -260,6 +260,7 @@ class LogFiles:
         self._files = files or Files()
         self._bases: list[Offset] = []
         self._open: dict[Offset, Segment] = {}  # the last used is the last
+        self._reached: LogEnd | None = None
 
     def bases(self) -> list[Offset]:
         """Base offsets of all segments in order, as the directory lists them now; a log has at least one.
@@ -337,8 +338,15 @@ class LogFiles:
         """
         if start < end:
             base = self._base_of(start)
-            expected, position = self._near(base, start)
-            yield from self._batches(LogEnd(base, position, expected), start, end, counts_only)
+            place = self._reached
+            if place is None or place.offset != start:
+                expected, position = self._near(base, start)
+                place = LogEnd(base, position, expected)
+            yield from self._batches(place, start, end, counts_only)
+
+    def rest(self) -> None:
+        """Close the files until there is more to read, which goes on where the last batch ended."""
+        self._open.clear()
 
     def batches_at(self, place: LogEnd, end: Offset) -> Iterator[FoundBatch]:
         """Batches from a known place on, up to an offset; raises what :meth:`batches` raises."""
@@ -369,6 +377,7 @@ class LogFiles:
                 self._look(base, position, expected)
             found, base = self._next(base, position, expected, counts_only)
             expected, position = found.header.next_offset, found.end
+            self._reached = LogEnd(base, position, expected)
             if expected > start:
                 yield found
 

@@ -95,6 +95,10 @@ class TableConsumers:
         """Positions of all consumers in a bucket, without expired leases."""
         return [consumer.offsets[bucket] for consumer in self.named.values() if not consumer.is_over(now_ms)]
 
+    def before(self, bucket: BucketId, offset: Offset) -> set[str]:
+        """Names of consumers, without leases, whose position in a bucket is before an offset."""
+        return {name for name, each in self.named.items() if each.until_ms is None and each.offsets[bucket] < offset}
+
     def after(self, edit: SetConsumer | DropConsumer, time_ms: int) -> TableConsumers:
         """The consumers after one more edit of this time (ms); dropping an unknown name does nothing."""
         kept = self.named.without_expired(time_ms)

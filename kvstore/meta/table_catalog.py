@@ -128,6 +128,10 @@ class TableCatalog:
         with self.journal.still() as catalog:
             yield catalog.consumers_of(self.table).reader_positions(bucket, self.clock.now_ms())
 
+    def consumers_before(self, bucket: BucketId, offset: Offset) -> set[str]:
+        """Names of consumers whose position in a bucket is before an offset."""
+        return self.state().consumers_of(self.table).before(bucket, offset)
+
     def check_leads(self) -> None:
         """Return if the store may be written now; see :meth:`Journal.check_leads`."""
         self.journal.check_leads()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from logformat.ids import BucketId, Offset
-from logformat.log.batch import decode_verified
+from logformat.log.batch import LogBatch, decode_verified
 from logformat.log.change import ChangeType, words_of
 
 Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
@@ -26,6 +26,35 @@ _PLACES = {
     "start": "The start of a changelog must be `full`, `earliest`, `latest`, an offset or a time.",
     "end": "The end of a changelog must be `latest`, or an offset or time (exclusive).",
 }
+
+
+class Selection(Protocol):
+    """Chooses changes by some of their columns, before the others are decoded."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of the columns that it looks at."""
+
+    def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
+        """The changes to return of consecutive ones, of which both halves of an update are there."""
+
+    def rows(self, inserts: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The inserts to return of some with all columns, with some columns; no empty batch."""
+
+
+class Selected(NamedTuple):
+    """Some of several changes.
+
+    Attributes:
+        places: Which they are, in order.
+        kinds: Their change types.
+        offsets: What is added to the offset of each.
+    """
+
+    places: np.ndarray
+    kinds: np.ndarray
+    offsets: np.ndarray
+
 
 CHANGE_FIELDS = pa.schema(
     [
@@ -125,6 +154,7 @@ def changes_between(
     *,
     whole_updates: bool = False,
     validate: bool = False,
+    selection: Selection | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Changes from ``start`` to ``end`` (exclusive), in order.
 
@@ -133,8 +163,13 @@ def changes_between(
         columns: Columns to return, in this order; None for all.
         whole_updates: If ``start`` is a postimage, begin with its preimage, which is in the same batch.
         validate: Check every offset and string; needed for batches from outside the store's own log.
+        selection: Return only these; it needs ``whole_updates``. The rest of the columns is decoded only of batches
+            that have some.
     """
     schema = changelog_schema(definition, columns)
+    if selection is not None:
+        yield from _selected(found, definition, bucket, schema, start, end, selection)
+        return
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for each in found:
@@ -180,14 +215,7 @@ def _changes_in(
     validate: bool,
 ) -> pa.RecordBatch:
     header = found.header
-    written = definition.schema_of(header.schema_id)
-    # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
-    data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
-    its_names = written.names
-    known = set(its_names)
-    names = [name for name in schema.names if name in known]
-    every = names == its_names
-    batch = decode_verified(header, data, written, None if every else names, validate=validate)
+    batch = _decoded(found, definition, schema.names, validate=validate)
     first = max(start - header.base_offset, 0)
     last = min(end - header.base_offset, header.record_count)
     if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
@@ -195,6 +223,111 @@ def _changes_in(
     offsets = _offsets(header.base_offset + first, header.base_offset + max(first, last))
     about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
+
+
+def _decoded(found: FoundBatch, definition: TableDefinition, columns: Sequence[str], *, validate: bool) -> LogBatch:
+    """A batch with those of some columns that it has."""
+    header = found.header
+    written = definition.schema_of(header.schema_id)
+    # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
+    data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
+    its_names = written.names
+    known = set(its_names)
+    names = [name for name in columns if name in known]
+    return decode_verified(header, data, written, None if names == its_names else names, validate=validate)
+
+
+class _Part(NamedTuple):
+    """Consecutive changes of one batch, with the columns that a selection looks at.
+
+    Attributes:
+        first: How many of the batch come before them.
+    """
+
+    found: FoundBatch
+    first: int
+    kinds: np.ndarray
+    rows: pa.RecordBatch
+
+
+def _selected(
+    found: Iterable[FoundBatch],
+    definition: TableDefinition,
+    bucket: BucketId,
+    schema: pa.Schema,
+    start: Offset,
+    end: Offset,
+    selection: Selection,
+) -> Iterator[pa.RecordBatch]:
+    looked_at = pa.schema([definition.schema.field(name).with_nullable(True) for name in selection.columns])
+    parts: list[_Part] = []
+    waiting: list[pa.RecordBatch] = []
+    records = rows = 0
+
+    def ended() -> None:
+        nonlocal records, rows
+        for batch in _chosen(parts, definition, bucket, schema, selection):
+            waiting.append(batch)
+            rows += batch.num_rows
+        parts.clear()
+        records = 0
+
+    for each in found:
+        part = _part(each, definition, looked_at, start, end)
+        parts.append(part)
+        records += len(part.kinds)
+        if records >= READ_ROWS:
+            ended()
+        if rows >= READ_ROWS:
+            yield _together(waiting)
+            waiting, rows = [], 0
+    ended()
+    if waiting:
+        yield _together(waiting)
+
+
+def _part(found: FoundBatch, definition: TableDefinition, looked_at: pa.Schema, start: Offset, end: Offset) -> _Part:
+    header = found.header
+    batch = _decoded(found, definition, looked_at.names, validate=False)
+    first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
+    if 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
+        first -= 1
+    kinds = batch.change_types[first : max(first, last)]
+    rows = _with_columns(batch.rows.slice(first, len(kinds)), looked_at, len(kinds))
+    return _Part(found, first, kinds, rows)
+
+
+def _chosen(
+    parts: Sequence[_Part], definition: TableDefinition, bucket: BucketId, schema: pa.Schema, selection: Selection
+) -> Iterator[pa.RecordBatch]:
+    if not parts:
+        return
+    rows = _together([part.rows for part in parts])
+    selected = selection.of(rows, np.concatenate([part.kinds for part in parts]))
+    begin = at = 0
+    for part in parts:
+        begin, before = begin + len(part.kinds), begin
+        until = int(np.searchsorted(selected.places, begin))
+        some, at = slice(at, until), until
+        if some.start == until:
+            continue
+        header = part.found.header
+        places = selected.places[some] - before + part.first
+        offsets = places + selected.offsets[some] + header.base_offset
+        about = About(bucket, offsets, selected.kinds[some], header.commit_timestamp, header.base_offset)
+        batch = _decoded(part.found, definition, schema.names, validate=False)
+        yield _arranged(about, batch.rows.take(pa.array(places)), schema)
+
+
+def _with_columns(rows: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.RecordBatch:
+    """The columns of a schema; null where the rows are older than a column."""
+    there = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns = [there[each.name] if each.name in there else pa.nulls(count, each.type) for each in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else _no_columns(count)
+
+
+def _no_columns(count: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
 
 
 @dataclass(frozen=True, slots=True)

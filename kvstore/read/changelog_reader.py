@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kvstore.read.follow import Pauses
+from kvstore.read.follow import Waits
 from kvstore.read.frames import pandas_frame, polars_frame, stream_of
 
 
@@ -71,29 +71,34 @@ class AsyncChanges(AsyncIterator[pa.RecordBatch]):
 
     Args:
         batches: A generator of batches; None where it waits for more.
+        waits: Of the reader; closed with the last batch.
     """
 
-    def __init__(self, batches: Iterator[pa.RecordBatch | None]) -> None:
+    def __init__(self, batches: Iterator[pa.RecordBatch | None], waits: Waits) -> None:
         self._batches = batches
+        self._waits = waits
 
     def __aiter__(self) -> AsyncChanges:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        loop, pauses, ended = asyncio.get_running_loop(), Pauses(), object()
-        # Leaving this context waits until the thread has ended: for one poll, if waiting is cancelled.
+        loop, ended = asyncio.get_running_loop(), object()
+        # Leaving this context waits until the thread has ended: for one look, if waiting is cancelled.
         with ThreadPoolExecutor(1, "kvstore-follow") as thread:
             try:
                 while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is None:
-                    await asyncio.sleep(pauses.next())
+                    await self._waits.wait_async()
             except BaseException:
                 thread.shutdown()
                 await self.aclose()
                 raise
         if batch is ended:
+            self._waits.close()
             raise StopAsyncIteration
+        self._waits.found()
         return batch
 
     async def aclose(self) -> None:
         """End the reading; there are no more changes then."""
+        self._waits.close()
         self._batches.close()  # type: ignore[attr-defined]  # a generator

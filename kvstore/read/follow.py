@@ -4,28 +4,32 @@
   could undo it.
 * A waiting reader causes no commits, so waiting in the writing process costs it nothing: the reader sees commits when
   they happen, as in other processes. Only the call itself commits everything, so that it starts at the right offset.
-* A waiting reader holds no transaction, no lock and no file. It polls after 1 ms, then less and less often.
+* A waiting reader holds no transaction, no lock and no file of the store. It looks after 1 ms, then less and less
+  often, and at once when a log is written: the kernel says so (``kvstore/disk/watch.py``).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import dropwhile, takewhile
-from typing import SupportsIndex
+from types import TracebackType
+from typing import Self, SupportsIndex
 
 import pyarrow as pa
 
 from kvstore.bucket.reads import BucketReads, LogReads
+from kvstore.disk.watch import Watch
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import (
     End,
+    Selection,
     Start,
+    changelog_schema,
     changes_between,
     inserts_of,
     milliseconds,
@@ -33,11 +37,16 @@ from kvstore.read.changelog import (
     one_offset,
 )
 from kvstore.read.scan import rows_now
+from logformat import paths
 from logformat.ids import Offset
 from logformat.log.index_state import IndexState
 
 PAUSE_SECONDS_MIN, PAUSE_SECONDS_MAX = 0.001, 0.02
-"""Delay between polls; it doubles each time nothing is found."""
+"""Delay between looks; it doubles each time nothing is found."""
+WATCHED_SECONDS_MAX = 5.0
+"""The longest delay of a reader that a write wakes: it may be one that nothing says, on some network disks."""
+_MISSED_MAX = 3
+"""A reader that finds so many changes one after the other that have not woken it relies on looks alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +118,14 @@ class ChangeReader:
     Attributes:
         current: Returns the table's current entry in the catalog; raises if it was dropped or the store was closed.
         columns: Columns to return, in this order; later columns of the table are not added.
-        whole_updates: See :func:`kvstore.read.changelog.changes_between`.
+        whole_updates, selection: See :func:`kvstore.read.changelog.changes_between`.
     """
 
     bucket: BucketReads
     current: Callable[[], TableDefinition]
     columns: Sequence[str]
     whole_updates: bool = False
+    selection: Selection | None = None
 
     def read(self, start: Start, end: End, *, follow: bool) -> Iterator[pa.RecordBatch | None]:
         """Changes from ``start`` to ``end``, both evaluated at the call; None where the reader waits for more.
@@ -141,27 +151,32 @@ class ChangeReader:
                 yield None
                 definition = self.current()
                 known = set(definition.schema.names)
-                names = [name for name in self.columns if name in known] or definition.primary_key
+                columns = self.columns if self.selection is None else changelog_schema(definition).names
+                names = [name for name in columns if name in known] or definition.primary_key
                 rows = rows_now(view, definition, names)
-                yield from inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, self.columns)
+                inserts = inserts_of(rows, definition, state.bucket_id, now, state.last_timestamp, columns)
+                yield from inserts if self.selection is None else self.selection.rows(inserts, self.columns)
         if not full:
             yield None
-        yield from self._changes(span, state)
+        yield from self._changes(span, state, log)
 
-    def _changes(self, span: Span, state: IndexState) -> Iterator[pa.RecordBatch | None]:
+    def _changes(self, span: Span, state: IndexState, log: LogReads) -> Iterator[pa.RecordBatch | None]:
         place = span.start
         while True:
             now = state.applied_offset
             end = now if span.end is None else min(now, span.end)
             definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
             if place < end:
-                found = span.of(self.bucket.log, place, end)
+                found = span.of(log, place, end)
                 yield from changes_between(
-                    found, definition, state.bucket_id, place, end, self.columns, whole_updates=self.whole_updates
+                    *(found, definition, state.bucket_id, place, end, self.columns),
+                    whole_updates=self.whole_updates,
+                    selection=self.selection,
                 )
             if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
                 return
             place = end
+            log.rest()
             yield None  # other readers may take their turn
             state = self.bucket.committed()
             if state.applied_offset < place:
@@ -172,33 +187,74 @@ class ChangeReader:
                 )
 
 
-def together(
-    readers: Sequence[Iterator[pa.RecordBatch | None]], sleep: Callable[[float], None] = time.sleep
-) -> Iterator[pa.RecordBatch]:
-    """Batches of several readers, one after another; readers that wait are polled in turn.
+def together(readers: Sequence[Iterator[pa.RecordBatch | None]], waits: Waits) -> Iterator[pa.RecordBatch]:
+    """Batches of several readers, one after another; readers that wait are asked in turn."""
+    with waits:
+        for batch in polled(readers):
+            if batch is None:
+                waits.wait()
+            else:
+                waits.found()
+                yield batch
+
+
+class Waits:
+    """Waits of a reader that finds nothing, until it looks again; for one thread or task, and to be closed.
 
     Args:
-        sleep: Waits for this many seconds.
+        buckets: Those it reads.
     """
-    pauses = Pauses()
-    for batch in polled(readers):
-        if batch is None:
-            sleep(pauses.next())
-        else:
-            pauses = Pauses()
-            yield batch
 
-
-class Pauses:
-    """Delays between polls that find nothing, in seconds."""
-
-    def __init__(self) -> None:
+    def __init__(self, buckets: Iterable[BucketReads]) -> None:
+        watched = [each.watched for each in buckets]
+        known = [each for each in watched if each is not None]
+        self._watch = Watch(known, paths.PUBLISHED_FILE)
+        self._is_to_watch = len(known) == len(watched)
         self._next = PAUSE_SECONDS_MIN
+        self._slept = 0.0
+        """How long the last wait was, if nothing has ended it."""
+        self._missed = 0
 
-    def next(self) -> float:
-        """The next delay; it doubles each time."""
-        pause, self._next = self._next, min(2 * self._next, PAUSE_SECONDS_MAX)
-        return pause
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def found(self) -> None:
+        """A look has found something."""
+        if self._slept > PAUSE_SECONDS_MAX:
+            self._missed += 1
+            self._watch.close()  # the directory may be another one by now
+            self._is_to_watch &= self._missed < _MISSED_MAX
+        self._slept, self._next = 0.0, PAUSE_SECONDS_MIN
+
+    def wait(self) -> None:
+        """Wait until something was written, for a while at most."""
+        pause = self._pause()
+        self._ended(pause, woken=self._watch.wait(pause))
+
+    async def wait_async(self) -> None:
+        """:meth:`wait` for asyncio."""
+        pause = self._pause()
+        self._ended(pause, woken=await self._watch.wait_async(pause))
+
+    def close(self) -> None:
+        """Watch no more; a second call does nothing."""
+        self._watch.close()
+
+    def _pause(self) -> float:
+        is_watched = self._is_to_watch and self._watch.open()
+        return min(self._next, WATCHED_SECONDS_MAX if is_watched else PAUSE_SECONDS_MAX)
+
+    def _ended(self, pause: float, *, woken: bool) -> None:
+        if woken:
+            # The writing process may show the change only a moment after it is published.
+            self._slept, self._missed, self._next = 0.0, 0, PAUSE_SECONDS_MIN
+        else:
+            self._slept, self._next = pause, 2 * pause
 
 
 def polled(readers: Sequence[Iterator[pa.RecordBatch | None]]) -> Iterator[pa.RecordBatch | None]:

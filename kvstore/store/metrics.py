@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
 from kvstore.errors import InvalidRequest, StoreError
+from kvstore.log.segments import LogFiles
 from kvstore.process.meter import GETS_TIMED
 from kvstore.replica import registry
 from kvstore.store.runtime import StoreRuntime
+from logformat.ids import Offset
 
 Metrics: TypeAlias = dict[str, Any]
 Format: TypeAlias = Literal["dict", "prometheus"]
@@ -28,6 +31,16 @@ _HELP = {
     "kvstore_fsync_seconds": ("summary", (), "Syncs of logs and other files."),
     "kvstore_checkpoint_seconds": ("summary", (), "Checkpoints of the catalog that succeeded."),
     "kvstore_consumer_lag_changes": ("gauge", ("consumer", "table"), "Offsets that a consumer has yet to commit."),
+    "kvstore_consumer_lag_seconds": (
+        "gauge",
+        ("consumer", "table"),
+        "Since the commit of the first change that a consumer has yet to commit.",
+    ),
+    "kvstore_consumer_log_bytes": (
+        "gauge",
+        ("consumer", "table"),
+        "About the bytes of log from a consumer's position on, of the bucket with most.",
+    ),
     "kvstore_replica_lag_edits": ("gauge", ("replica",), "Edits of the catalog that a replica lacks."),
 }
 _QUANTILES = {"0.5": "p50", "0.99": "p99"}
@@ -56,6 +69,7 @@ def _found(runtime: StoreRuntime) -> Metrics:
     names = {id: catalog.tables[id].name for id in meters if id in catalog.tables}
     tables = {name: meters[id] for id, name in names.items()}
     sizes = runtime.budget.sizes()
+    lags = consumer_lags(runtime)
     written = {name: meter.written for name, meter in tables.items()}
     return {
         "kvstore_batches_total": {name: batches for name, (batches, _, _) in written.items()},
@@ -69,25 +83,59 @@ def _found(runtime: StoreRuntime) -> Metrics:
         "kvstore_get_seconds": {name: asdict(meter.get.read()) for name, meter in tables.items()},
         "kvstore_fsync_seconds": asdict(runtime.meter.sync.read()),
         "kvstore_checkpoint_seconds": asdict(runtime.meter.checkpoint.read()),
-        "kvstore_consumer_lag_changes": consumer_lags(runtime),
+        "kvstore_consumer_lag_changes": _each(lags, lambda lag: lag.changes),
+        "kvstore_consumer_lag_seconds": _each(lags, lambda lag: lag.seconds),
+        "kvstore_consumer_log_bytes": _each(lags, lambda lag: lag.log_bytes),
         "kvstore_replica_lag_edits": _replica_lags(runtime),
     }
 
 
-def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, int]]:
-    """Number of offsets that each consumer has yet to commit, by its name and the table's."""
-    catalog = runtime.catalog()
-    found: dict[str, dict[str, int]] = {}
+@dataclass(frozen=True, slots=True)
+class ConsumerLag:
+    """How far a consumer is from the end of a table's changelog.
+
+    Attributes:
+        changes: Offsets that it has yet to commit.
+        seconds: Since the commit of the first of them, by the wall clock; 0.0 if there are none.
+        log_bytes: About the bytes of log from its position on, of the bucket with most: these can't expire.
+    """
+
+    changes: int
+    seconds: float
+    log_bytes: int
+
+
+def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, ConsumerLag]]:
+    """Lag of each consumer, by its name and the table's; without those whose log can't be read."""
+    catalog, now = runtime.catalog(), runtime.clock.now_ms()
+    found: dict[str, dict[str, ConsumerLag]] = {}
     for id, consumers in catalog.consumers.items():
         table = runtime.open_table(catalog.tables[id])
+        ends: list[tuple[LogFiles, Offset]] | None = None
         for name, positions in consumers.lasting().items():
-            try:
-                ends = [handle.log_end() for handle in table.handles]
-            except StoreError:
-                continue  # dropped or damaged: `check` says so
-            lag = sum(max(0, end - positions[bucket]) for bucket, end in enumerate(ends))
-            found.setdefault(name, {})[catalog.tables[id].name] = lag
+            with suppress(StoreError):  # it is dropped, damaged, or beyond a limit: `check` and its next read say so
+                ends = ends or [(handle.log, handle.log_end()) for handle in table.handles]
+                lags = [_lag(*end, Offset(positions[bucket]), now) for bucket, end in enumerate(ends)]
+                found.setdefault(name, {})[catalog.tables[id].name] = ConsumerLag(
+                    sum(each.changes for each in lags),
+                    max(each.seconds for each in lags),
+                    max(each.log_bytes for each in lags),
+                )
     return found
+
+
+def _lag(log: LogFiles, end: Offset, position: Offset, now_ms: int) -> ConsumerLag:
+    if position >= end:
+        return ConsumerLag(0, 0.0, 0)
+    start = max(position, log.start())
+    first = next(log.batches(start, Offset(start + 1), counts_only=True)).header.commit_timestamp
+    return ConsumerLag(end - position, max(now_ms - first, 0) / 1000, log.bytes_between(start, end))
+
+
+def _each(
+    lags: Mapping[str, Mapping[str, ConsumerLag]], value: Callable[[ConsumerLag], float]
+) -> dict[str, dict[str, float]]:
+    return {name: {table: value(lag) for table, lag in tables.items()} for name, tables in lags.items()}
 
 
 def _replica_lags(runtime: StoreRuntime) -> dict[str, int]:

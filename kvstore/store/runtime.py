@@ -27,6 +27,7 @@ from kvstore.commit.named_writers import new_writer_id
 from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.place import StoreDirectory
+from kvstore.disk.watch import wake_all
 from kvstore.errors import (
     Conflict,
     InvalidRequest,
@@ -442,6 +443,7 @@ class StoreRuntime:
         with _runtimes_mutex:
             if self._uses.pop(use, None) is None or self.pid != os.getpid():
                 return
+            wake_all()  # readers that wait report that their store is closed
             if not self._uses:
                 self._end()
             elif not self.writes:
@@ -459,6 +461,7 @@ class StoreRuntime:
         with _runtimes_mutex:
             self._uses.clear()
             self._end()
+            wake_all()
 
     def _end(self) -> None:
         with suppress(ValueError):

@@ -1,8 +1,10 @@
 """A named reader of a table's changes, whose position moves with what it has acknowledged.
 
 * The position is that of the consumer of this name in the catalog: the log keeps what comes after it.
-* It is an offset of each bucket at the end of a batch of the log. What a filter leaves out moves it, too, once all that
-  was delivered before is acknowledged.
+* It is an offset of each bucket, never between both halves of an update. What a filter leaves out moves it, too, once
+  all that was delivered before is acknowledged.
+* Acknowledgements of ``ack_ms`` are one edit of the catalog: a call makes it once they are due, before the reader
+  waits, and at its end.
 * While the current rows are delivered, there is no position yet, only a lease on the log: so a reader that dies among
   them begins again with all rows, as of then. Once the last of them is acknowledged, there is one.
 """
@@ -15,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
-from time import sleep
 from types import TracebackType
 from typing import NamedTuple, Self
 from weakref import ReferenceType, ref
@@ -27,10 +28,10 @@ from kvstore.bucket.reads import BucketReads
 from kvstore.clock import Clock
 from kvstore.commit.consumers import LEASE_SECONDS, Consumers
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.history.shape import check_shapes, shaped
+from kvstore.history.shape import Shape, check_shapes
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
-from kvstore.read.follow import Pauses
+from kvstore.read.follow import Waits
 from kvstore.read.scan import rows_now
 from kvstore.request.partition import place_in
 from logformat.ids import BucketId, Offset
@@ -92,7 +93,7 @@ class Subscription(Iterator[pa.RecordBatch]):
     Args:
         feed: The table.
         name: Name of the consumer.
-        start, filter, columns, follow: See :meth:`kvstore.Table.subscribe`, also for errors.
+        start, filter, columns, follow, ack_ms: See :meth:`kvstore.Table.subscribe`, also for errors.
     """
 
     def __init__(
@@ -103,16 +104,21 @@ class Subscription(Iterator[pa.RecordBatch]):
         filter: pc.Expression | None,
         columns: Sequence[str] | None,
         follow: bool,
+        ack_ms: int,
     ) -> None:
         self._feed = feed
+        self._ack_seconds = ack_ms / 1000
         self._name = name
-        self._filter = filter
         self._schema = changelog_schema(feed.definition, columns)
         self._names = changelog_schema(feed.definition).names
+        self._shape: Shape | None = None
         if filter is not None:
             check_shapes(feed.definition, filter)
+            self._shape = Shape(feed.definition, filter)
         self._places: dict[int, int] = {}
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
+        self._is_owed = False
+        """Whether the catalog has yet to get this position."""
         self._steps: deque[_Given] = deque()
         """Those that are not acknowledged, in order."""
         self._read: dict[int, Offset]
@@ -138,6 +144,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._until = None if follow else ended
         if not self._is_full:
             self._places = dict(known)
+        self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
+        self._waits = Waits(feed.buckets)
         self._batches = self._all()
 
     @property
@@ -159,12 +167,13 @@ class Subscription(Iterator[pa.RecordBatch]):
         self.close()
 
     def __next__(self) -> pa.RecordBatch:
-        pauses = Pauses()
         for batch in self._batches:
             if batch is not None:
+                self._waits.found()
+                self._settle(at_once=False)
                 return batch
             self._move_quietly()
-            sleep(pauses.next())
+            self._waits.wait()
         self._move_quietly(at_once=True)
         raise StopIteration
 
@@ -174,18 +183,18 @@ class Subscription(Iterator[pa.RecordBatch]):
     async def _each(self) -> AsyncIterator[pa.RecordBatch]:
         loop, ended = asyncio.get_running_loop(), object()
         with ThreadPoolExecutor(1, "kvstore-follow") as thread:
-            pauses = Pauses()
             while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is not ended:
                 if batch is None:
                     await loop.run_in_executor(thread, self._move_quietly)
-                    await asyncio.sleep(pauses.next())
+                    await self._waits.wait_async()
                 else:
-                    pauses = Pauses()
+                    self._waits.found()
+                    await loop.run_in_executor(thread, lambda: self._settle(at_once=False))
                     yield batch
             await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
 
     def ack(self, batch: pa.RecordBatch | None = None) -> None:
-        """Acknowledge a batch, and all that were delivered before it; it is durable on return.
+        """Acknowledge a batch, and all that were delivered before it; durable on return, or as ``ack_ms`` says.
 
         Args:
             batch: One that this subscription has delivered; None for all of them.
@@ -203,8 +212,14 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._pass(count)
 
     def close(self) -> None:
-        """End the reading. What was not acknowledged comes again; a second call does nothing."""
+        """End the reading. What was not acknowledged comes again; a second call does nothing.
+
+        Raises:
+            NoSuchTable, StoreClosed, StoreFull, LogFailed: What was acknowledged within ``ack_ms`` comes again.
+        """
+        self._waits.close()
         self._batches.close()
+        self._settle(at_once=True)
 
     def _pass(self, count: int) -> None:
         """Move the position by so many steps, and those after them for which nothing was delivered."""
@@ -217,12 +232,24 @@ class Subscription(Iterator[pa.RecordBatch]):
             if step.place is not None:
                 places[step.bucket] = step.place
         if places != self._places and len(places) == len(self._feed.buckets):
-            self._feed.latest()
-            self._feed.consumers.hold(self._name, places)
+            if self._ack_seconds and self._feed.clock.monotonic() - self._moved < self._ack_seconds:
+                self._is_owed = True
+            else:
+                self._hold(places)
         self._places = places
-        self._moved = self._feed.clock.monotonic()
         for _ in range(passed):
             self._steps.popleft()
+
+    def _hold(self, places: Mapping[int, int]) -> None:
+        self._feed.latest()
+        self._feed.consumers.hold(self._name, places)
+        self._moved = self._feed.clock.monotonic()
+        self._is_owed = False
+
+    def _settle(self, *, at_once: bool) -> None:
+        """Move the position to what is acknowledged, if that is due."""
+        if self._is_owed and (at_once or self._feed.clock.monotonic() - self._moved >= self._ack_seconds):
+            self._hold(self._places)
 
     def _move_quietly(self, *, at_once: bool = False) -> None:
         """Move the position over what a filter has left out, now and then; and renew the lease."""
@@ -231,6 +258,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             self._lease(self._read)
         if self._steps and self._steps[0].batch is None and (at_once or now - self._moved > QUIET_SECONDS):
             self._pass(0)
+        self._settle(at_once=True)
 
     def _lease(self, places: Mapping[int, int]) -> None:
         self._feed.consumers.lease(self._name, places)  # its first position takes the place of the lease
@@ -238,7 +266,8 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _all(self) -> Generator[pa.RecordBatch | None]:
         try:
-            yield from self._each_bucket()
+            with self._waits:
+                yield from self._each_bucket()
         except (StoreError, OSError):
             self._feed.latest()  # a dropped table or closed store is the cause to report
             raise
@@ -296,32 +325,32 @@ class Subscription(Iterator[pa.RecordBatch]):
             known = [name for name in definition.schema.names if name in self._names]
             rows = rows_now(view, definition, known)
             end, timestamp = state.applied_offset, state.last_timestamp
-            for batch in self._seen(inserts_of(rows, definition, BucketId(bucket), end, timestamp, self._names)):
-                yield _Step(batch, bucket, None)
+            names = self._schema.names
+            inserts = inserts_of(rows, definition, BucketId(bucket), end, timestamp, self._names)
+            for batch in inserts if self._shape is None else self._shape.rows(inserts, names):
+                if batch.num_rows:
+                    yield _Step(batch.select(names), bucket, None)
             self._read[bucket] = end
             yield _Step(None, bucket, end)
 
     def _changes(self, bucket: int) -> Iterator[_Step]:
         """The changes that there are now, after those that were read."""
-        reads, start = self._feed.buckets[bucket], self._read[bucket]
+        reads, log, start = self._feed.buckets[bucket], self._logs[BucketId(bucket)], self._read[bucket]
         end = reads.committed().applied_offset
         if self._until is not None:
             end = min(end, self._until[bucket])
         definition = self._feed.now()  # read after the end, so that it has the schemas of all changes
         if end <= start:
             return
+        names = list(dict.fromkeys([*self._schema.names, "_log_offset"]))
         found = changes_between(
-            reads.log.batches(start, end), definition, BucketId(bucket), start, end, self._names, whole_updates=True
+            *(log.batches(start, end), definition, BucketId(bucket), start, end, names),
+            whole_updates=True,
+            selection=self._shape,
         )
         for changes in found:
             self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
-            for batch in self._seen(iter([changes])):
-                yield _Step(batch, bucket, place)
+            yield _Step(changes.select(self._schema.names), bucket, place)
+        log.rest()
         self._read[bucket] = end
         yield _Step(None, bucket, end)
-
-    def _seen(self, changes: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        if self._filter is None:
-            return (batch.select(self._schema.names) for batch in changes if batch.num_rows)
-        found = shaped(changes, self._filter, self._schema.names)
-        return (batch for batch in found if batch is not None)

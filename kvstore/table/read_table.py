@@ -391,7 +391,7 @@ class ReadTable:
         definition = self._reading.current()
         names = changelog_schema(definition, names_of(columns)).names
         readers = self._reading.readers(definition, names, start, end, bucket, follow=True, filter=filter)
-        return AsyncChanges(self._reading.while_current(polled(readers)))
+        return AsyncChanges(self._reading.while_current(polled(readers)), self._reading.waits(bucket))
 
     def binlog(
         self,

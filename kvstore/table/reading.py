@@ -23,7 +23,7 @@ from kvstore.bucket.reads import BucketReads
 from kvstore.errors import InvalidRequest, StoreError, UnsupportedOperation
 from kvstore.history.origin import Origins
 from kvstore.history.past import Past
-from kvstore.history.shape import check_shapes, shaped
+from kvstore.history.shape import Shape, check_shapes
 from kvstore.index.index import View
 from kvstore.indexing.asked import Asked
 from kvstore.indexing.conditions import Condition, expression_of
@@ -33,7 +33,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import ChangelogReader
-from kvstore.read.follow import ChangeReader, together
+from kvstore.read.follow import ChangeReader, Waits, together
 from kvstore.read.lookup import SingleReads
 from kvstore.read.pruning import ranges_where
 from kvstore.read.ranges import ALL_KEYS, Span, merged
@@ -433,7 +433,7 @@ class Reading:
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         how = {"follow": bool(follow), "whole_updates": whole_updates}
         readers = self.readers(definition, names, start, end, bucket, **how, filter=filter)
-        return self.while_current(together(readers))
+        return self.while_current(together(readers, self.waits(bucket)))
 
     def readers(
         self,
@@ -449,9 +449,10 @@ class Reading:
     ) -> list[Iterator[pa.RecordBatch | None]]:
         """Readers of the changes of each bucket, or of one; see :meth:`changes`."""
         self.current()
+        shape = None
         if filter is not None:
             check_shapes(definition, filter)
-            shown_names, names, whole_updates = names, changelog_schema(definition).names, True
+            shape, whole_updates = Shape(definition, filter), True
         wanted = self.buckets if bucket is None else [self.number_of(bucket)]
         if isinstance(start, str) and start == "full":
             self.keyed()
@@ -460,11 +461,14 @@ class Reading:
         with self.one_moment(*([] if follow else [start, end])):
             for each in wanted:
                 handle = self.handles[each].for_one_reader()
-                reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates)
+                reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates, shape)
                 first, last = place_in("start", start, each, wanted), place_in("end", end, each, wanted)
-                found = reader.read(first, last, follow=follow)
-                readers.append(found if filter is None else shaped(found, filter, shown_names))
+                readers.append(reader.read(first, last, follow=follow))
         return readers
+
+    def waits(self, bucket: int | None) -> Waits:
+        """Waits of a reader of all buckets, or of one."""
+        return Waits(self.handles if bucket is None else [self.handles[self.number_of(bucket)]])
 
     def origins(self) -> Origins:
         """Says of batches of the log who wrote them, by what the catalog says now."""

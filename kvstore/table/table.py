@@ -564,6 +564,7 @@ class Table(ReadTable):
         filter: pc.Expression | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = True,
+        ack_ms: int = 0,
     ) -> Subscription:
         """Read changes under a name whose position moves with what is acknowledged.
 
@@ -579,6 +580,10 @@ class Table(ReadTable):
             filter: See :meth:`changelog`. It may be another one each time.
             columns: Columns to return, in this order; all if None.
             follow: Whether to wait for new changes; else it ends at what there is at the call.
+            ack_ms: 0: each acknowledgement is durable on return, which costs an edit of the catalog with its sync.
+                Otherwise those of so many milliseconds are one edit. It is made by the next call of the subscription
+                once they are over, before it waits for changes, and when it is closed: a reader that is killed gets
+                again what it has acknowledged since the last edit, and nothing else.
 
         Returns:
             An iterator of batches as of :meth:`changelog`, also for ``async for``; ``ack(batch)`` acknowledges it and
@@ -597,7 +602,8 @@ class Table(ReadTable):
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         consumers = self._opened.consumers
         feed = Feed(self._handles, definition, self._reading.latest, consumers, self._catalog.clock)
-        return Subscription(feed, consumer_name(name), start, filter, names_of(columns), follow)
+        ack_ms = integer_within("ack_ms", ack_ms, 0, OFFSET_MAX)
+        return Subscription(feed, consumer_name(name), start, filter, names_of(columns), follow, ack_ms)
 
     @property
     def consumers(self) -> dict[str, dict[int, int]]:

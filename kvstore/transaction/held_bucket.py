@@ -146,6 +146,10 @@ class HeldBucket:
         """The changes of the bucket."""
         return self._handle.log
 
+    @property
+    def watched(self) -> None:
+        """The view does not change."""
+
     def snapshot(self) -> AbstractContextManager[View]:
         """The view."""
         return nullcontext(self.view)

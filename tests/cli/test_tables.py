@@ -197,21 +197,10 @@ def test_every_command_has_help_with_examples() -> None:
             assert f"kvstore {' '.join(words_of)} " in printed, words_of
             found.append(" ".join(words_of))
     assert found == [
-        *("init", "create", "alter", "tables", "describe", "get", "scan", "explain"),
-        *(
-            "upsert",
-            "delete",
-            "drop",
-            "load",
-            "export",
-            "changelog",
-            "history",
-            "writers",
-            "undo",
-            "apply",
-            "sql",
-        ),
-        *("check", "compact", "backup", "replicate", "serve", "ui", "doctor", "demo"),
+        *("init", "create", "alter", "tables", "describe", "consumers"),
+        *("get", "scan", "explain", "upsert", "delete", "drop", "load", "export"),
+        *("changelog", "history", "writers", "undo", "apply", "sql", "check", "compact", "backup", "replicate"),
+        *("serve", "ui", "doctor", "demo"),
         *("log ls", "log show"),
     ]
 
@@ -234,3 +223,21 @@ def test_tables_of_several_buckets(store: Path) -> None:
     }
     assert "[0,0,0]" in fine("tables", store).out
     assert "bucket_key" in fine("describe", store, "t").out
+
+
+def test_consumers_are_listed_with_their_lags(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    with kvstore.open(path) as store:
+        for name, buckets in (("one", 1), ("two", 2)):
+            table = store.create_table(name, {"k": "int64"}, primary_key="k", buckets=buckets)
+            table.upsert([{"k": k} for k in range(5)])
+            store.consumer("late").commit(name, dict.fromkeys(range(buckets), 0))
+        store.consumer("quick").commit("one", {0: 5})
+    found = fine("consumers", path, "--json").lines[0]
+    assert [(each["consumer"], each["table"], each["position"], each["lag_changes"]) for each in found] == [
+        ("late", "one", 0, 5),
+        ("late", "two", [0, 0], 5),
+        ("quick", "one", 5, 0),
+    ]
+    assert all((each["lag_seconds"] > 0) == (each["log_bytes"] > 0) == (each["lag_changes"] > 0) for each in found)
+    assert fine("consumers", path).out.splitlines()[0].split()[:2] == ["consumer", "table"]

@@ -57,6 +57,50 @@ def bases_of(kept: Kept) -> list[int]:
     return sorted(int(name.split(".")[0]) for name in files_in(kept.path, "log") if name.endswith(".log"))
 
 
+# The limit of what a consumer keeps
+
+
+def test_a_consumer_keeps_no_more_than_its_limit(store_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with patch.object(Maintenance, "begin"), patch.object(maintenance, "REST_FACTOR", 0):
+        kept = Kept(store_path, None, log_bytes_max=1500, consumer_log_bytes_max=5000)
+        kept.write(2)
+        kept.store.consumer("dead").commit("t", {0: 0})
+        kept.store.consumer("alive").commit("t", {0: 0})
+        sizes, warned = [], None
+        for turn in range(24):
+            kept.write(1)
+            kept.store.consumer("alive").commit("t", {0: kept.end})
+            kept.retain()
+            sizes.append(kept.store.metrics()["kvstore_consumer_log_bytes"]["dead"]["t"])
+            if warned is None and caplog.messages:
+                warned = turn
+                assert kept.start == 0  # it is said before
+        [message] = caplog.messages
+        assert "'dead' of table 't'" in message
+        assert "alive" not in message
+        assert 5000 <= max(sizes) < 5000 + 3 * 1500
+        assert sizes[-1] >= 5000
+        assert kept.start > 0
+        with pytest.raises(OffsetOutOfRange):
+            list(kept.table.changelog(kept.store.consumer("dead").position("t")))
+        with pytest.raises(OffsetOutOfRange), kept.table.subscribe("dead", follow=False) as changes:
+            next(changes)
+        kept.store.drop_consumer("dead")
+        with kept.table.subscribe("dead", follow=False) as changes:
+            assert sum(batch.num_rows for batch in changes) == 3
+        assert kept.store.check().findings == []
+        kept.store.close()
+
+
+def test_without_a_limit_a_consumer_keeps_all(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.store.consumer("dead").commit("t", {0: 0})
+    for _ in range(8):
+        kept.write(3)
+        kept.retain()
+    assert kept.start == 0
+    assert caplog.messages == []
+
+
 # Positions of consumers
 
 
@@ -303,9 +347,9 @@ def test_registering_during_retention_gets_all_or_an_error(kept: Kept, at: int) 
 def test_registering_after_the_decision_still_counts(kept: Kept) -> None:
     """The expired segments are decided, a snapshot exists, and the first segment is about to be removed."""
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **given: Any) -> Any:
         kept.store.consumer("late").commit("t", {0: 0})
-        return remove_before(*arguments)
+        return remove_before(*arguments, **given)
 
     with patch.object(maintenance.retention, "remove_before", late):
         kept.retain()

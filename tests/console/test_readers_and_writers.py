@@ -90,6 +90,8 @@ def test_consumers_and_leases_show_what_they_have_yet_to_read(client: TestClient
     assert (found["reading"]["kind"], found["reading"]["expired"]) == ("lease", False)
     assert found["reading"]["status"]["lag"] == end - 5
     assert f"{end - 3}" in page(client, "/consumers").text
+    assert all(each["status"]["lag_seconds"] > 0 for each in found.values() if each["status"]["lag"])
+    assert "seconds" in page(client, "/consumers").text
     assert api(client, "/consumers?q=LAT")["readers_all"] == 1
     assert api(client, "/consumers?q=nothing") == {"readers_all": 0, "readers": [], "streams_all": 0, "streams": []}
     page(client, "/consumers?q=nothing")

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreClosed, UnsupportedOperation
@@ -32,6 +32,12 @@ writes = st.one_of(
     st.tuples(st.just("delete"), st.lists(st.integers(0, 3), max_size=3)),
     st.tuples(st.just("partial"), st.lists(rows, max_size=3)),
     st.tuples(st.just("flush"), st.none()),
+)
+more_writes = st.one_of(
+    writes,
+    st.tuples(st.just("alter"), st.none()),
+    st.tuples(st.just("undo"), st.integers(0, 40)),
+    st.tuples(st.just("epoch"), st.lists(rows, max_size=3)),
 )
 
 Fold = dict[int, dict[str, Any]]
@@ -56,36 +62,62 @@ def folded(batches: Any, into: Fold) -> Fold:
     return into
 
 
-def write(table: kvstore.Table, kind: str, given: Any) -> None:
+def write(store: kvstore.Store, table: kvstore.Table, kind: str, given: Any) -> None:
     if kind == "upsert":
         table.upsert(given)
     elif kind == "delete":
         table.delete(given)
     elif kind == "partial":
         table.upsert([{"k": row["k"], "v": row["v"]} for row in given], columns=["k", "v"])
+    elif kind == "alter":
+        store.add_columns("t", [pa.field(f"added {len(table.schema)}", pa.int64())])
+    elif kind == "undo":
+        table.apply(table.undo(min(given, table.offsets()[0][1])))
+    elif kind == "epoch":
+        known = table.writers.get("w")
+        epoch = 0 if known is None or known.last_epoch is None else known.last_epoch + 1
+        table.apply_epoch(kvstore.Changes.of([("upsert", row) for row in given], table.schema), "w", epoch)
     else:
         table.flush()
 
 
-@given(st.lists(writes, max_size=8), st.sampled_from(list(FILTERS)), st.integers(0, 40), st.integers(0, 40))
+OTHERS = st.sampled_from(list(FILTERS)), st.integers(0, 40), st.integers(0, 40)
+
+
+@given(st.lists(writes, max_size=8), *OTHERS)
 def test_the_fold_is_the_filtered_table_at_every_offset(
     history: list[tuple[str, Any]], name: str, cut: int, end: int
 ) -> None:
+    fold_is_the_filtered_table(history, name, cut, end)
+
+
+@pytest.mark.long
+@settings(max_examples=20_000)
+@given(st.lists(more_writes, max_size=8), *OTHERS)
+def test_the_fold_is_the_filtered_table_in_many_histories(
+    history: list[tuple[str, Any]], name: str, cut: int, end: int
+) -> None:
+    fold_is_the_filtered_table(history, name, cut, end)
+
+
+def fold_is_the_filtered_table(history: list[tuple[str, Any]], name: str, cut: int, end: int) -> None:
     filter = FILTERS[name]
     with tempfile.TemporaryDirectory() as directory, kvstore.open(Path(directory) / "s") as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
         for kind, given_rows in history:
-            write(table, kind, given_rows)
+            write(store, table, kind, given_rows)
         last = table.offsets()[0][1]
         for offset in range(last + 1):
-            there = {row["k"]: row for row in table.scan(filter=filter, as_of=offset).read_all().to_pylist()}
+            there = {
+                row["k"]: row for row in table.scan(list(SCHEMA), filter=filter, as_of=offset).read_all().to_pylist()
+            }
             assert folded(table.changelog("earliest", offset, filter=filter), {}) == there
         # In two ranges, which may part an update; and from the rows of one moment on.
         cut, end = sorted((min(cut, last), min(end, last)))
         parts = folded(table.changelog("earliest", cut, filter=filter), {})
         whole = folded(table.changelog("earliest", end, filter=filter), {})
         assert folded(table.changelog(cut, end, filter=filter), parts) == whole
-        now = {row["k"]: row for row in rows_of(table)}
+        now = {row["k"]: {name: row[name] for name in SCHEMA} for row in rows_of(table)}
         assert folded(table.changelog("full", filter=filter), {}) == folded(table.changelog(filter=filter), {})
         assert folded(table.changelog("full"), {}) == now
 

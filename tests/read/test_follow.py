@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 import kvstore
 from kvstore.disk.environment import Environment
+from kvstore.disk.watch import Watch
 from kvstore.errors import LogFailed, NoSuchTable, OffsetOutOfRange, StoreClosed
 from kvstore.options import StoreOptions
-from kvstore.read.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, ChangeReader, together
+from kvstore.read.follow import PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, WATCHED_SECONDS_MAX
 from kvstore.store.store import Store
 from logformat.catalog.edits import AddSchema
 from logformat.ids import SchemaId
@@ -184,24 +186,46 @@ class TestWaiting:
         assert max(reading for reading, _ in seen) == 0
         assert max(open_files for _, open_files in seen) <= files + 1  # the listing's own
 
-    def test_a_poll_finds_earlier_commits_and_polls_become_less_frequent(
-        self, store: kvstore.Store, table: kvstore.Table
+    @pytest.mark.parametrize("is_watched", [False, True])
+    def test_a_look_finds_earlier_commits_and_looks_become_less_frequent(
+        self, table: kvstore.Table, is_watched: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pauses: list[float] = []
 
-        def sleep(seconds: float) -> None:
+        def wait(_: Watch, seconds: float) -> bool:
             pauses.append(seconds)
             if len(pauses) % 8 == 0:
                 table.upsert({"k": 1, "v": len(pauses)})
                 table.flush()
+            return len(pauses) % 8 == 0 and is_watched
 
-        reader = ChangeReader(table.bucket(0).handle, partial(store.runtime.definition, "t"), ["v"])
-        following = together([reader.read("latest", "latest", follow=True)], sleep)
+        monkeypatch.setattr(Watch, "open", lambda _: is_watched)
+        monkeypatch.setattr(Watch, "wait", wait)
+        following = table.changelog("latest", follow=True, columns=["v"])
         assert next(following).column("v").to_pylist() == [8]
         assert next(following).column("v").to_pylist() == [8, 16]
-        expected = [min(PAUSE_SECONDS_MIN * 2**n, PAUSE_SECONDS_MAX) for n in range(8)]
-        assert pauses == expected * 2
-        assert max(expected) == PAUSE_SECONDS_MAX <= 0.02
+        longest = WATCHED_SECONDS_MAX if is_watched else PAUSE_SECONDS_MAX
+        assert pauses == [min(PAUSE_SECONDS_MIN * 2**n, longest) for n in range(8)] * 2
+        assert PAUSE_SECONDS_MAX <= 0.02
+
+    def test_a_reader_that_writes_do_not_wake_looks_as_often_as_one_that_watches_nothing(
+        self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pauses: list[float] = []
+
+        def wait(_: Watch, seconds: float) -> bool:
+            pauses.append(seconds)
+            if len(pauses) % 10 == 0:
+                table.upsert({"k": 1, "v": len(pauses)})
+                table.flush()
+            return False
+
+        monkeypatch.setattr(Watch, "wait", wait)
+        following = table.changelog("latest", follow=True, columns=["v"])
+        for _ in range(5):
+            next(following)
+        assert max(pauses[:30]) > PAUSE_SECONDS_MAX
+        assert max(pauses[30:]) == PAUSE_SECONDS_MAX
 
 
 class TestOver:

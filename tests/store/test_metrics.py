@@ -12,7 +12,10 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest
+from kvstore.options import StoreOptions
 from kvstore.process.meter import Timer
+from kvstore.store.store import Store
+from tests.support.clocks import SetClock
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), ("v", pa.string())])
 SAMPLE = re.compile(r'(kvstore_[a-z_]+)(\{(?:[a-z]+="(?:[^"\\]|\\.)*",?)*\})? (\S+)')
@@ -58,12 +61,33 @@ def test_lags_are_those_of_consumers_and_replicas(tmp_path: Path) -> None:
         table.upsert([{"k": k, "v": "a"} for k in range(10)])
         store.consumer("reader").commit("t", {0: 4})
         assert store.metrics()["kvstore_consumer_lag_changes"] == {"reader": {"t": 6}}
+        assert store.metrics()["kvstore_consumer_log_bytes"]["reader"]["t"] > 0
         replica = store.add_replica(str(tmp_path / "replica"))
         (lag,) = store.metrics()["kvstore_replica_lag_edits"].values()
         assert lag > 0
         replica.ship()
         (lag,) = store.metrics()["kvstore_replica_lag_edits"].values()
         assert lag == 0
+
+
+def test_a_lag_in_seconds_is_since_the_first_change_to_commit(store_path: Path) -> None:
+    clock = SetClock(10_000)
+    with Store(store_path, StoreOptions(), clock=clock) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", buckets=2)
+        ends = []
+        for clock.now in (20_000, 23_000, 27_500):
+            ends.append(table.upsert([{"k": k, "v": str(clock.now)} for k in range(9)]) and table.committed())
+        places = [{bucket: end for bucket, (end, _) in each.items()} for each in ends]
+        clock.now = 30_000
+        expected = {"begun": 10.0, "after one": 7.0, "uneven": 7.0, "after two": 2.5, "after all": 0.0}
+        for name, position in zip(
+            expected, [{0: 0, 1: 0}, places[0], {0: places[0][0], 1: places[2][1]}, *places[1:]], strict=True
+        ):
+            store.consumer(name).commit("t", position)
+        assert store.metrics()["kvstore_consumer_lag_seconds"] == {
+            name: {"t": seconds} for name, seconds in expected.items()
+        }
+        assert store.metrics()["kvstore_consumer_log_bytes"]["after all"]["t"] == 0
 
 
 def test_prometheus_reads_the_same(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -213,12 +214,69 @@ def test_the_log_is_kept_while_rows_are_read_and_no_longer(open_store: Callable[
         assert log_start() > 0
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_acknowledgements_of_a_while_are_one_edit(table: kvstore.Table, store: kvstore.Store, is_async: bool) -> None:
+    copied(table, {})
+    position = table.consumers["s"]
+    for value in range(20):
+        table.upsert([{"k": k, "v": value} for k in range(9)])
+
+    async def each(changes: kvstore.Subscription) -> None:
+        if is_async:
+            async for batch in changes:
+                changes.ack(batch)
+        else:
+            for batch in changes:
+                changes.ack(batch)
+                assert table.consumers["s"] == position
+
+    before = store.runtime.catalog().txid
+    with table.subscribe("s", follow=False, ack_ms=10**9) as changes:
+        asyncio.run(each(changes))
+        assert table.consumers["s"] == {bucket: end for bucket, (_, end) in table.offsets().items()}
+    assert store.runtime.catalog().txid == before + 1
+
+
+def test_what_was_acknowledged_since_the_last_edit_comes_again_after_a_kill(table: kvstore.Table) -> None:
+    copied(table, {})
+    for value in range(3):
+        table.upsert([{"k": k, "v": value} for k in range(9)])
+    killed = table.subscribe("s", follow=False, ack_ms=10**9)
+    batch = next(killed)
+    killed.ack(batch)
+    copy: Copy = {}
+    assert copied(table, copy) > batch.num_rows / 2
+    assert copy == contents(table)
+    killed.close()  # a second reader under the name has moved on; the log is kept from the lower position
+    assert copied(table, copy) >= 0
+    assert copy == contents(table)
+
+
+def test_acknowledgements_are_durable_before_a_reader_waits_and_once_it_is_closed(table: kvstore.Table) -> None:
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+
+    def follow() -> None:
+        with table.subscribe("s", ack_ms=10**9) as changes:
+            for batch in changes:
+                changes.ack(batch)
+                if 99 in batch.column("k").to_pylist():
+                    return
+
+    reading = threading.Thread(target=follow, daemon=True)
+    reading.start()
+    wait_until(lambda: table.consumers.get("s") == ends)
+    table.upsert({"k": 99, "v": 1})
+    reading.join(60)
+    assert copied(table, {}) == 0
+
+
 WRONG: dict[str, tuple[type[Exception], dict[str, Any]]] = {
     "name": (InvalidRequest, {"name": ""}),
     "start": (InvalidRequest, {"start": "now"}),
     "filter": (InvalidRequest, {"filter": "v > 1"}),
     "columns": (SchemaMismatch, {"columns": ["nope"]}),
     "follow": (InvalidRequest, {"follow": "yes"}),
+    "ack_ms": (InvalidRequest, {"ack_ms": -1}),
 }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from kvstore.read.follow import Pauses
+from kvstore.read import follow
+from kvstore.read.follow import Waits
 from tests.support.waiting import wait_until
 
 
@@ -44,17 +45,18 @@ class Following(threading.Thread):
 
 
 class Polls:
-    """Counts how often each thread that follows has looked and found nothing."""
+    """Counts how often each thread that follows has looked and found nothing; they look often."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._found_nothing: Counter[int | None] = Counter()
-        pause_next = Pauses.next
+        wait = Waits.wait
 
-        def counted(pauses: Pauses) -> float:
+        def counted(waits: Waits) -> None:
             self._found_nothing[threading.get_ident()] += 1
-            return pause_next(pauses)
+            wait(waits)
 
-        monkeypatch.setattr(Pauses, "next", counted)
+        monkeypatch.setattr(Waits, "wait", counted)
+        monkeypatch.setattr(follow, "WATCHED_SECONDS_MAX", follow.PAUSE_SECONDS_MAX)
 
     def wait_for_more(self, *followers: Following) -> None:
         """Wait until each of these has looked five times more in vain."""

@@ -107,10 +107,17 @@ def _facts(each: Reader, definition: Definition, lags: Lags) -> dict[str, Any]:
 
 
 def _lag(each: Reader, definition: Definition, lags: Lags) -> dict[str, Any]:
-    ends = [definition.table.bucket(bucket).log.end() for bucket in each.offsets]
+    logs = [definition.table.bucket(bucket).log for bucket in each.offsets]
+    ends, now_ms = [log.end() for log in logs], SystemClock().now_ms()
+    first_ms = [
+        next(log.batches(at, at + 1)).header.commit_timestamp
+        for log, at, end in zip(logs, each.offsets.values(), ends, strict=True)
+        if at < end
+    ]
     now = [max(0, end - at) for end, at in zip(ends, each.offsets.values(), strict=True)]
-    over_time = lags.facts(definition, each.name, SystemClock().now_ms())
-    return {"log_ends": ends, "lags": now, "lag": sum(now), "over_time": over_time}
+    over_time = lags.facts(definition, each.name, now_ms)
+    seconds = max(0, now_ms - min(first_ms, default=now_ms)) / 1000
+    return {"log_ends": ends, "lags": now, "lag": sum(now), "lag_seconds": seconds, "over_time": over_time}
 
 
 def _streams(store: Store, words: str | None) -> list[dict[str, Any]]:
@@ -137,8 +144,9 @@ def _streams(store: Store, words: str | None) -> list[dict[str, Any]]:
 def _readers_html(readers: list[dict[str, Any]]) -> Html:
     if not readers:
         return tag("p", "Nothing that reads this store is registered.", class_="none")
-    names = ["name", "table", "kind", "next offset of each bucket", "lag of each bucket", "lag", "lag over time"]
-    return grid("Consumers and leases", names, [_row(each) for each in readers], right=[False] * 5 + [True])
+    names = ["name", "table", "kind", "next offset of each bucket", "lag of each bucket"]
+    names += ["lag", "seconds", "lag over time"]
+    return grid("Consumers and leases", names, [_row(each) for each in readers], right=[False] * 5 + [True, True])
 
 
 def _row(each: dict[str, Any]) -> list[Content]:
@@ -148,15 +156,16 @@ def _row(each: dict[str, Any]) -> list[Content]:
     status = each["status"]
     lags: Content
     lag: Content
+    seconds: Content = None
     if is_error(status):
         lags, lag = status["error"]["message"], tag("strong", status["error"]["class"])
     else:
-        lags, lag = _numbers(status["lags"]), f"{status['lag']:,}"
+        lags, lag, seconds = _numbers(status["lags"]), f"{status['lag']:,}", f"{status['lag_seconds']:,.0f}"
     link = tag("a", each["table"], href=f"/tables/{each['table_id']}")
     log = url(f"/tables/{each['table_id']}/log")
     return [
         tag("a", each["name"], href=log, title="What it keeps in the log"),
-        *(link, kind, _numbers(each["positions"]), lags, lag),
+        *(link, kind, _numbers(each["positions"]), lags, lag, seconds),
         None if is_error(status) else lag_html(status["over_time"]),
     ]
 

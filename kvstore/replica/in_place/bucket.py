@@ -29,6 +29,9 @@ class ReplicaLog:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier."""
         return self._followed.found(self._bucket, start, end)
 
+    def rest(self) -> None:
+        """It holds no files."""
+
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
         return min(Offset(self._followed.first_at_or_after(self._bucket, timestamp)), end)
@@ -60,6 +63,10 @@ class ReplicaBucket:
         self.identity = identity
         self.log = ReplicaLog(followed, identity.bucket_id)
         self._followed = followed
+
+    @property
+    def watched(self) -> None:
+        """A replica is asked."""
 
     def for_one_reader(self) -> Self:
         """The bucket for one reader of changes: changes that a later leader lacks are OffsetOutOfRange for it."""
