@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeAlias
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.parts import End, TablePart, apply_together, end
@@ -68,13 +69,35 @@ class Commits:
                 self._settle()
                 yield
 
+    @contextmanager
+    def turn_here(self) -> Iterator[Mapping[BucketId, Committer] | None]:
+        """Take the turn to commit only among the threads of this process: enough where it writes every bucket.
+
+        Another process that commits to the table has to be given the buckets first, and these committers end then.
+
+        Returns:
+            Committers of all buckets; None if another process may write one, or a commit is open.
+
+        Raises:
+            StoreLocked: Another commit of this process takes too long.
+        """
+        with self._lock.held_here():
+            engines = {bucket: handle.engine for bucket, handle in self._handles.items()}
+            found = {bucket: engine.committer for bucket, engine in engines.items() if engine is not None}
+            is_whole = len(found) == len(self._handles) and not self._catalog.writers().commits
+            yield found if is_whole else None
+
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
         return any(handle.last_sequence(writer_id) is not None for handle in self._handles.values())
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
-        return self._handles[BucketId(0)].last_sequence(writer_id)
+        handle = self._handles[BucketId(0)]
+        engine = handle.engine
+        if engine is not None and (found := engine.committer.last_sequence(writer_id)) is not None:
+            return found  # it never expires, so no view is needed
+        return handle.last_sequence(writer_id)
 
     def last_of_all(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name that all buckets have; None if it has none."""

@@ -8,7 +8,7 @@ one bucket, it is an ordinary write of that bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,11 +16,12 @@ from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
 from kvstore.commit.named_writers import writer_name
-from kvstore.commit.parts import apply_together
+from kvstore.commit.parts import TablePart, apply_here, apply_together
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.process.calls import answer_of, uninterrupted
+from kvstore.request.request import Request
 from kvstore.request.results import AppendResult, WriteResult
-from kvstore.request.small import counted
+from kvstore.request.small import SmallRequest, counted
 from kvstore.table.access import Access
 from kvstore.table.open_table import OpenTable
 from kvstore.transaction.table_changes import TableChanges
@@ -183,6 +184,20 @@ class Transaction:
     def _in_turn(self, tables: list[TableChanges]) -> list[WriteResult]:
         # Prepared here, before other processes have to wait.
         batches = [changes.requests() for changes in tables]
+
+        def verify() -> None:
+            for changes in tables:
+                changes.verify()
+
+        is_small = all(isinstance(request, SmallRequest) for requests in batches for request in requests.values())
+        if is_small and sum(map(len, batches)) > 1:
+            with ExitStack() as turns:
+                committers = [turns.enter_context(changes.opened.commits.turn_here()) for changes in tables]
+                idle = [each for each in committers if each is not None]
+                if len(idle) == len(tables):
+                    results = apply_here(self._parts(tables, batches), idle, verify)
+                    if results is not None:
+                        return results
         with ExitStack() as turns:
             for changes in tables:
                 try:
@@ -190,17 +205,18 @@ class Transaction:
                 except StoreError:
                     changes.opened.catalog.definition()  # a dropped table is the cause to report
                     raise
-            parts = []
-            for changes, requests in zip(tables, batches, strict=True):
-                writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
-                numbered = {bucket: counted(request, *writer) for bucket, request in requests.items()}
-                parts.append(changes.opened.commits.part(changes.definition, numbered))
+            return apply_together(self._parts(tables, batches), verify)
 
-            def verify() -> None:
-                for changes in tables:
-                    changes.verify()
-
-            return apply_together(parts, verify)
+    def _parts(
+        self, tables: list[TableChanges], batches: Sequence[Mapping[BucketId, Request | SmallRequest]]
+    ) -> list[TablePart]:
+        """What the commit has for each table; it is the caller's turn in each."""
+        parts = []
+        for changes, requests in zip(tables, batches, strict=True):
+            writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
+            numbered = {bucket: counted(request, *writer) for bucket, request in requests.items()}
+            parts.append(changes.opened.commits.part(changes.definition, numbered))
+        return parts
 
 
 def _alone(changes: TableChanges, bucket: BucketId) -> AppendResult:
