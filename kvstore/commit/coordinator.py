@@ -55,8 +55,11 @@ class Commits:
         self._clock = clock
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, *, keeps: bool = False) -> Iterator[None]:
         """Take the commit lock and all buckets of the table; open commits of dead processes are completed first.
+
+        Args:
+            keeps: Whether this process keeps the buckets, also if others write, so that these send to it from then on.
 
         Raises:
             StoreLocked: Another commit takes too long, or another process writes a bucket and does not hand it over.
@@ -65,7 +68,7 @@ class Commits:
         with self._lock.held():
             # A commit that is not visible yet would lose its staged rows.
             self._journal.show_last_commit()
-            with self._all_taken():
+            with self._all_taken(keeps=keeps):
                 self._settle()
                 yield
 
@@ -141,9 +144,18 @@ class Commits:
         (result,) = apply_together([part], None if confirm is None else lambda: confirm(part.begins_at()))
         return result
 
-    def part(self, definition: TableDefinition, requests: Mapping[BucketId, Request | SmallRequest]) -> TablePart:
-        """What a commit has for this table; see :meth:`apply`."""
-        return TablePart(self._handles, self._staging, self._catalog, definition, requests)
+    def part(
+        self,
+        definition: TableDefinition,
+        requests: Mapping[BucketId, Request | SmallRequest],
+        commit_id: str | None = None,
+    ) -> TablePart:
+        """What a commit has for this table; see :meth:`apply`.
+
+        Args:
+            commit_id: Id of the commit in this table; None for a new one.
+        """
+        return TablePart(self._handles, self._staging, self._catalog, definition, requests, commit_id)
 
     def _settle(self) -> None:
         commits = self._catalog.writers().commits
@@ -154,7 +166,7 @@ class Commits:
         self._staging.sweep(())
 
     @contextmanager
-    def _all_taken(self) -> Iterator[None]:
+    def _all_taken(self, *, keeps: bool) -> Iterator[None]:
         """Take every bucket; those taken only for commits are released if other processes write single buckets."""
         try:
             with ExitStack() as asking:
@@ -168,7 +180,7 @@ class Commits:
         finally:
             if self._lock.presence.others():
                 for handle in self._handles.values():
-                    if not handle.writes_alone:
+                    if not (handle.writes_alone or (keeps and handle.takes_requests)):
                         with suppress(StoreError):  # all of it is in the log, and the next write reports the error
                             handle.stop_writing()
 

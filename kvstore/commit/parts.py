@@ -48,6 +48,7 @@ class TablePart:
     Args:
         handles: The table's buckets.
         requests: A batch for each bucket, all with the same writer, epoch and sequence.
+        commit_id: None for a new one.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class TablePart:
         catalog: TableCatalog,
         definition: TableDefinition,
         requests: Mapping[BucketId, Request | SmallRequest],
+        commit_id: str | None = None,
     ) -> None:
         first = requests[BucketId(0)]
-        commit_id = f"{catalog.table}-{uuid4().hex}"
+        commit_id = f"{catalog.table}-{uuid4().hex}" if commit_id is None else commit_id
         self._commit = OpenCommit(commit_id, first.writer_id, first.writer_epoch, first.sequence)
         self._handles = handles
         self._staging = staging
