@@ -25,6 +25,9 @@ from kvstore.transaction.elsewhere import (
 from kvstore.transaction.table_changes import TableChanges
 from logformat.ids import BucketId
 
+SENT_MAX = 5
+"""How often a transaction is sent to owners that end before they answer; then this process takes the buckets."""
+
 
 def committed(identity: Identity, tables: list[TableChanges]) -> Sequence[WriteResult]:
     """Commit a transaction.
@@ -42,7 +45,9 @@ def committed(identity: Identity, tables: list[TableChanges]) -> Sequence[WriteR
     """
     first = tables[0].opened.handles[0]
     was_sent = as_columns = False
-    while first.engine is None:
+    for _ in range(SENT_MAX):
+        if first.engine is not None:
+            break
         answer: Answer[tuple[int, bytes]] = Answer()
         try:
             if not first.transact(encode(identity, tables, as_columns=as_columns), answer):

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import TransactionConflict
@@ -95,6 +95,20 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
 def test_transactions_do_as_dicts_do(
     store: kvstore.Store, history: list[list[tuple[Any, ...]]], has_name: bool
 ) -> None:
+    does_as_dicts_do(store, history, has_name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(20))
+@settings(max_examples=1_000, derandomize=False)
+@given(histories, st.booleans())
+def test_20_000_histories_do_as_dicts_do(
+    store: kvstore.Store, part: int, history: list[list[tuple[Any, ...]]], has_name: bool
+) -> None:
+    does_as_dicts_do(store, history, has_name)
+
+
+def does_as_dicts_do(store: kvstore.Store, history: list[list[tuple[Any, ...]]], has_name: bool) -> None:
     model: Rows = {name: {} for name in TABLES}
     for name in TABLES:
         store[name].delete(list(range(4)))

@@ -157,14 +157,15 @@ def test_one_process_owns_all_after_a_few_transactions(path: Path) -> None:
 
 
 def test_a_stopped_sender_stops_no_other(path: Path) -> None:
-    with Child(own, path, "a", "b") as owner, Child(count, path, "1", 10**6) as sender:
+    with Child(own, path, "a", "b") as owner:
         assert owner.hear() == "owns"
-        assert sender.hear() == 0
-        os.kill(sender.pid, signal.SIGSTOP)
-        with kvstore.open(path) as store, store.transaction() as tx:
-            tx.upsert("a", {"k": 1, "n": 1})
-            tx.upsert("b", {"k": 1, "n": 1})
-        os.kill(sender.pid, signal.SIGCONT)
+        with Child(count, path, "1", 10**6) as sender:
+            assert sender.hear() == 0
+            os.kill(sender.pid, signal.SIGSTOP)
+            with kvstore.open(path) as store, store.transaction() as tx:
+                tx.upsert("a", {"k": 1, "n": 1})
+                tx.upsert("b", {"k": 1, "n": 1})
+            os.kill(sender.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("others", [0, 6])
