@@ -61,13 +61,7 @@ class CommitLock:
             StoreLocked: Another commit did not end within ``COMMIT_WAIT_SECONDS``.
         """
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
-        while not self._threads.acquire(timeout=_LOOK_SECONDS):
-            check_caller()
-            if self._clock.monotonic() >= deadline:
-                raise StoreLocked(
-                    "Another thread commits to this table; wait until it is done.", path=self._path.parent
-                )
-        try:
+        with self.held_here(deadline):
             while not self._processes.try_acquire():
                 if self._clock.monotonic() >= deadline:
                     self._processes.acquire()
@@ -77,6 +71,24 @@ class CommitLock:
                 yield
             finally:
                 self._processes.release()
+
+    @contextmanager
+    def held_here(self, deadline: float | None = None) -> Iterator[None]:
+        """Hold the lock against the other threads of this process, but not against other processes.
+
+        Raises:
+            StoreLocked: See :meth:`held`.
+        """
+        if deadline is None:
+            deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
+        while not self._threads.acquire(timeout=_LOOK_SECONDS):
+            check_caller()
+            if self._clock.monotonic() >= deadline:
+                raise StoreLocked(
+                    "Another thread commits to this table; wait until it is done.", path=self._path.parent
+                )
+        try:
+            yield
         finally:
             self._threads.release()
 

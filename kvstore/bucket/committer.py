@@ -57,6 +57,7 @@ from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
 from kvstore.request.results import AppendResult
 from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
+from logformat.ids import Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -151,6 +152,11 @@ class Committer:
     def waiting(self) -> int:
         """Number of requests that wait or are being applied."""
         return len(self._in_hand) + self.queued + self.turn.is_callers
+
+    def last_sequence(self, writer_id: WriterId) -> BatchSequence | None:
+        """Sequence of a writer's last batch; None if it has none that the index lacks."""
+        (entry,) = self.memtable.published.writers.newest([writer_id]) or (None,)
+        return None if entry is None else entry.batches[-1].sequence
 
     def check(self) -> None:
         """Refuse once the thread has ended.
@@ -341,10 +347,13 @@ class Committer:
         self._meter.append.since(began)
         return True
 
-    def begin_part(self, part: Prepared) -> bool:
+    def begin_part(self, part: Prepared, seconds: float = 0.0) -> bool:
         """Apply a part of a commit of few rows in its caller's thread; False if the committer's thread has to do it.
 
         If it is true, :meth:`end_part` follows once the commit is decided, from the same thread. The bucket waits.
+
+        Args:
+            seconds: How long to wait for the turn.
         """
         if _stack_is_short():
             return False
@@ -354,7 +363,7 @@ class Committer:
             part.refuse(error)
             return True
         turn = self.turn
-        if not turn.take():
+        if not turn.take(seconds):
             return False
         try:
             if not self._is_free():

@@ -10,12 +10,17 @@ from typing import Protocol
 
 from kvstore.errors import StoreLocked
 from kvstore.index.index import View
+from kvstore.process.calls import Answer
 from kvstore.request.small import Submitted
 from logformat.ids import Sequence, WriterId
 
 
 class TooLarge(Exception):
     """A request is too large to be sent; the bucket is taken over for it."""
+
+
+class NotAnswered(Exception):
+    """The connection ended before a transaction was answered: it may have been committed."""
 
 
 class ThisBucket(Protocol):
@@ -59,6 +64,17 @@ class OtherOwner(Protocol):
             TooLarge: It can't be sent. Nothing was sent.
         """
 
+    def transact(self, content: bytes, answer: Answer[tuple[int, bytes]], /) -> bool:
+        """Have it commit a transaction; False if it is not met, and then nothing was sent.
+
+        Args:
+            content: The transaction; see :mod:`kvstore.transaction.elsewhere`.
+            answer: Gets the kind of the answer and its content; or NotAnswered.
+
+        Raises:
+            TooLarge: It can't be sent. Nothing was sent.
+        """
+
     def meet(self, handle: ThisBucket, refused: StoreLocked, /) -> None:
         """Meet it, or return if the bucket may be free now.
 
@@ -83,6 +99,10 @@ class NoOtherOwner:
     is_met = False
 
     def send(self, _: Submitted) -> bool:
+        """False."""
+        return False
+
+    def transact(self, _: bytes, __: Answer[tuple[int, bytes]]) -> bool:
         """False."""
         return False
 

@@ -26,6 +26,7 @@ from kvstore.errors import (
     StoreFull,
     StoreLocked,
     UnsupportedOperation,
+    UnsupportedVersion,
 )
 from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
@@ -35,7 +36,7 @@ from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.memtable.generation import Entry
 from kvstore.memtable.memtable import Memtable
-from kvstore.process.calls import uninterrupted
+from kvstore.process.calls import Answer, uninterrupted
 from kvstore.request.prepared import Prepared
 from kvstore.request.small import Submitted
 from logformat import paths
@@ -134,6 +135,31 @@ class BucketHandle:
                 raise
             return False
         return True
+
+    def transact(self, content: bytes, answer: Answer[tuple[int, bytes]]) -> bool:
+        """Have the process that owns the bucket commit a transaction; see :meth:`OtherOwner.transact`.
+
+        Returns:
+            False if it is this process, or none, or one that takes no requests. Nothing was sent.
+        """
+        while self._engine is None:
+            if self._other.transact(content, answer):
+                return True
+            if not self.is_owned_elsewhere():
+                return False
+            try:
+                try:
+                    self._ownership.refuse()
+                except StoreLocked as refused:
+                    self._other.meet(self, refused)
+            except (StoreLocked, UnsupportedVersion):
+                return False
+        return False
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether other processes may send to this one while it owns the bucket."""
+        return self._other.takes_requests
 
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""

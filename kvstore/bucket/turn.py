@@ -30,9 +30,9 @@ class Turn:
         with self._changing:
             yield
 
-    def take(self) -> bool:
-        """Take a turn of a caller's thread; False if there is one."""
-        if not self._changing.acquire(blocking=False):
+    def take(self, seconds: float = 0.0) -> bool:
+        """Take a turn of a caller's thread; False if there is another one all that time."""
+        if not (self._changing.acquire(blocking=False) or (seconds and self._changing.acquire(timeout=seconds))):
             return False
         self.is_callers = True
         return True

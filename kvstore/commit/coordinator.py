@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import TypeAlias
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.parts import End, TablePart, apply_together, end
@@ -54,8 +55,11 @@ class Commits:
         self._clock = clock
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
+    def turn(self, *, keeps: bool = False) -> Iterator[None]:
         """Take the commit lock and all buckets of the table; open commits of dead processes are completed first.
+
+        Args:
+            keeps: Whether this process keeps the buckets, also if others write, so that these send to it from then on.
 
         Raises:
             StoreLocked: Another commit takes too long, or another process writes a bucket and does not hand it over.
@@ -64,9 +68,27 @@ class Commits:
         with self._lock.held():
             # A commit that is not visible yet would lose its staged rows.
             self._journal.show_last_commit()
-            with self._all_taken():
+            with self._all_taken(keeps=keeps):
                 self._settle()
                 yield
+
+    @contextmanager
+    def turn_here(self) -> Iterator[Mapping[BucketId, Committer] | None]:
+        """Take the turn to commit only among the threads of this process: enough where it writes every bucket.
+
+        Another process that commits to the table has to be given the buckets first, and these committers end then.
+
+        Returns:
+            Committers of all buckets; None if another process may write one, or a commit is open.
+
+        Raises:
+            StoreLocked: Another commit of this process takes too long.
+        """
+        with self._lock.held_here():
+            engines = {bucket: handle.engine for bucket, handle in self._handles.items()}
+            found = {bucket: engine.committer for bucket, engine in engines.items() if engine is not None}
+            is_whole = len(found) == len(self._handles) and not self._catalog.writers().commits
+            yield found if is_whole else None
 
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
@@ -74,7 +96,11 @@ class Commits:
 
     def last_sequence(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
-        return self._handles[BucketId(0)].last_sequence(writer_id)
+        handle = self._handles[BucketId(0)]
+        engine = handle.engine
+        if engine is not None and (found := engine.committer.last_sequence(writer_id)) is not None:
+            return found  # it never expires, so no view is needed
+        return handle.last_sequence(writer_id)
 
     def last_of_all(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name that all buckets have; None if it has none."""
@@ -118,9 +144,18 @@ class Commits:
         (result,) = apply_together([part], None if confirm is None else lambda: confirm(part.begins_at()))
         return result
 
-    def part(self, definition: TableDefinition, requests: Mapping[BucketId, Request | SmallRequest]) -> TablePart:
-        """What a commit has for this table; see :meth:`apply`."""
-        return TablePart(self._handles, self._staging, self._catalog, definition, requests)
+    def part(
+        self,
+        definition: TableDefinition,
+        requests: Mapping[BucketId, Request | SmallRequest],
+        commit_id: str | None = None,
+    ) -> TablePart:
+        """What a commit has for this table; see :meth:`apply`.
+
+        Args:
+            commit_id: Id of the commit in this table; None for a new one.
+        """
+        return TablePart(self._handles, self._staging, self._catalog, definition, requests, commit_id)
 
     def _settle(self) -> None:
         commits = self._catalog.writers().commits
@@ -131,7 +166,7 @@ class Commits:
         self._staging.sweep(())
 
     @contextmanager
-    def _all_taken(self) -> Iterator[None]:
+    def _all_taken(self, *, keeps: bool) -> Iterator[None]:
         """Take every bucket; those taken only for commits are released if other processes write single buckets."""
         try:
             with ExitStack() as asking:
@@ -145,7 +180,7 @@ class Commits:
         finally:
             if self._lock.presence.others():
                 for handle in self._handles.values():
-                    if not handle.writes_alone:
+                    if not (handle.writes_alone or (keeps and handle.takes_requests)):
                         with suppress(StoreError):  # all of it is in the log, and the next write reports the error
                             handle.stop_writing()
 

@@ -25,7 +25,7 @@ from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
 from kvstore.request.small import counted
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
-from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId
+from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId, next_sequence
 from logformat.rows.changes import Changes
 from logformat.rows.intake import empty
 from writer import Identity
@@ -159,6 +159,10 @@ class Writers:
         """
         if name is None or epoch is None:
             name = OF_TRANSACTIONS
+            known = self._catalog.writers().named.get(name)
+            if known is not None and known.kind == "epochs" and known.run is None:
+                last = self._commits.last_sequence(known.writer_id)
+                return Numbered(known.writer_id, known.epoch, next_sequence(NO_SEQUENCE if last is None else last))
             epoch = self._next_epoch(name)
         writer = self._of_run(writer_name(name), epoch, None, takeover=False)
         last = self._commits.last_sequence(writer.writer_id)

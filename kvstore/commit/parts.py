@@ -38,6 +38,8 @@ IN_EDIT_BYTES_MAX = 1 << 12
 The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
 these versions know, have a file.
 """
+TURN_SECONDS = 1.0
+"""How long a commit of few rows waits for a bucket that does something else, before it queues like others."""
 
 
 class TablePart:
@@ -46,6 +48,7 @@ class TablePart:
     Args:
         handles: The table's buckets.
         requests: A batch for each bucket, all with the same writer, epoch and sequence.
+        commit_id: None for a new one.
     """
 
     def __init__(
@@ -55,9 +58,10 @@ class TablePart:
         catalog: TableCatalog,
         definition: TableDefinition,
         requests: Mapping[BucketId, Request | SmallRequest],
+        commit_id: str | None = None,
     ) -> None:
         first = requests[BucketId(0)]
-        commit_id = f"{catalog.table}-{uuid4().hex}"
+        commit_id = f"{catalog.table}-{uuid4().hex}" if commit_id is None else commit_id
         self._commit = OpenCommit(commit_id, first.writer_id, first.writer_epoch, first.sequence)
         self._handles = handles
         self._staging = staging
@@ -126,6 +130,19 @@ class TablePart:
                 handle.prepare(batch)
             else:
                 self._begun.append((begun, batch))
+
+    def begin_here(self, decision: Future[bool], committers: Mapping[BucketId, Committer]) -> bool:
+        """Have every bucket apply its batch in this thread and wait for the decision, if all are idle.
+
+        Returns:
+            False if one is not; then the decision is not to append, and :meth:`decided` follows.
+        """
+        self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
+        for bucket, batch in self._batches.items():
+            if not committers[bucket].begin_part(batch, TURN_SECONDS):
+                return False
+            self._begun.append((committers[bucket], batch))
+        return True
 
     def decided(self) -> None:
         """Let the buckets go on that applied their batch in this thread; the decision is made."""
@@ -210,11 +227,45 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
     """
     if len(parts) == 1 and parts[0].is_one_batch:
         return [parts[0].append_alone(confirm)]
+
+    def prepare(decision: Future[bool]) -> bool:
+        for part in parts:
+            part.prepare(decision, here=part is parts[-1])
+        return True
+
+    results = _applied(parts, prepare, confirm)
+    assert results is not None
+    return results
+
+
+def apply_here(
+    parts: Several[TablePart],
+    committers: Several[Mapping[BucketId, Committer]],
+    confirm: Callable[[], None] | None = None,
+) -> list[WriteResult] | None:
+    """Apply the parts of a commit of few rows in this thread; see :func:`apply_together`.
+
+    Args:
+        committers: Of the buckets of each part's table; this process writes all of them.
+
+    Returns:
+        None if a bucket was not idle. Nothing was written then.
+    """
+
+    def begin(decision: Future[bool]) -> bool:
+        return all(part.begin_here(decision, each) for part, each in zip(parts, committers, strict=True))
+
+    return _applied(parts, begin, confirm)
+
+
+def _applied(
+    parts: Several[TablePart], begin: Callable[[Future[bool]], bool], confirm: Callable[[], None] | None
+) -> list[WriteResult] | None:
     decision: Future[bool] = Future()
     takes_place = False
     try:
-        for part in parts:
-            part.prepare(decision, here=part is parts[-1])
+        if not begin(decision):
+            return None
         for part in parts:
             part.stage(in_edit=len(parts) > 1)
         earlier = [part.earlier() for part in parts]

@@ -17,7 +17,7 @@ from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import CatalogReads
 from kvstore.meta.writers import NamedWriter
 from logformat.catalog.jobs import EndedTask, JobStatus
-from logformat.ids import NO_WRITER, TableId, WriterId
+from logformat.ids import NO_WRITER, Sequence, TableId, WriterId
 from logformat.log.batch import BatchHeader
 
 ORIGIN_FIELDS = pa.schema(
@@ -30,6 +30,7 @@ ORIGIN_FIELDS = pa.schema(
         pa.field("job", pa.string()),
         pa.field("task", pa.int64()),
         pa.field("file", pa.string()),
+        pa.field("transaction", pa.string()),
     ]
 )
 """Columns about the origin of a change; all null for a batch without a writer."""
@@ -47,6 +48,8 @@ class Origin:
         run: Run that counts the epochs, such as the id of a streaming query of Spark.
         job, task: Ingestion job, and the number of its task.
         file: The task's file; of several, the first and the last one. None if the job no longer remembers the task.
+        transaction: Id of the commit over several buckets or tables that the batch belongs to, the same in all of them.
+            None for another batch, and once the catalog has dropped the edits of that time.
     """
 
     writer: str | None = None
@@ -58,6 +61,7 @@ class Origin:
     job: str | None = None
     task: int | None = None
     file: str | None = None
+    transaction: str | None = None
 
 
 _NO_ORIGIN = Origin()
@@ -68,6 +72,7 @@ class Origins:
 
     Args:
         earlier: Returns the writers that had names, by id; called only for a batch of a writer that lost its name.
+        commits: Returns the ids of commits, by writer and sequence; called only for a batch of a writer of epochs.
     """
 
     def __init__(
@@ -75,17 +80,20 @@ class Origins:
         state: CatalogState,
         table: TableId,
         earlier: Callable[[], Mapping[WriterId, tuple[str, NamedWriter]]] = dict,
+        commits: Callable[[], Mapping[tuple[WriterId, Sequence], str]] = dict,
     ) -> None:
         writers = state.writers_of(table)
         self._writers = {writer.writer_id: (name, writer) for name, writer in writers.named.items()}
         self._former = writers.former
         self._earlier = earlier
+        self._commits = commits
+        self._ids: Mapping[tuple[WriterId, Sequence], str] = {}
         self._jobs: dict[str, JobStatus] = {writer_of(id): job for id, job in state.jobs.get(table, NO_JOBS).items()}
 
     @classmethod
     def known_to(cls, catalog: CatalogReads) -> Origins:
         """Origins of the batches of the table of a catalog."""
-        return cls(catalog.state(), catalog.definition().id, catalog.earlier_writers)
+        return cls(catalog.state(), catalog.definition().id, catalog.earlier_writers, catalog.commits)
 
     def writer(self, id: int) -> tuple[str, NamedWriter] | None:
         """Name of a writer, and how it was opened last under it; None for one without a name.
@@ -116,7 +124,13 @@ class Origins:
             job=None if job is None else job.name,
             task=None if job is None else epoch,
             file=None if job is None else _file(job, epoch),
+            transaction=self._transaction(id, header.batch_sequence),
         )
+
+    def _transaction(self, id: WriterId, sequence: Sequence) -> str | None:
+        if not self._ids:
+            self._ids = self._commits()
+        return self._ids.get((id, sequence))
 
     def columns(self, headers: list[BatchHeader]) -> list[pa.Array]:
         """``ORIGIN_FIELDS`` of the batches with these headers, one row for each."""

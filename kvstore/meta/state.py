@@ -283,6 +283,8 @@ class CatalogState:
             raise CorruptImage(
                 "An edit of the catalog is missing; run `kvstore check`.", expected=self.txid + 1, found=edit.txid
             )
+        if isinstance(edit.payload, (BeginCommit, EndCommit)):  # the most frequent ones
+            return self._with_commit(edit.txid, edit.payload)
         state = replace(self, txid=edit.txid)
         match edit.payload:
             case CreateTable() as create:
@@ -343,7 +345,7 @@ class CatalogState:
                 return replace(state, lost_to=max(self.lost_to, by))
             case AllocateWriter(writer_id=allocated):
                 return state._with_writer(allocated)
-            case OpenWriter() | DropWriter() | BeginCommit() | EndCommit() as about:
+            case OpenWriter() | DropWriter() as about:
                 if isinstance(about, OpenWriter):
                     state = state._with_writer(about.writer_id)
                 if about.table_id not in self.tables:
@@ -384,6 +386,12 @@ class CatalogState:
             return self
         now = jobs_after(self.jobs.get(edit.table_id, NO_JOBS), edit, self.txid, time_ms)
         return replace(self, jobs=_with(self.jobs, edit.table_id, now, NO_JOBS))
+
+    def _with_commit(self, txid: Txid, edit: BeginCommit | EndCommit) -> CatalogState:
+        if edit.table_id not in self.tables:
+            return replace(self, txid=txid)
+        now = self.writers_of(edit.table_id).after(edit)
+        return replace(self, txid=txid, writers=_with(self.writers, edit.table_id, now, NO_WRITERS))
 
     def _with_writer(self, writer_id: WriterId) -> CatalogState:
         return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))

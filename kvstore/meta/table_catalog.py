@@ -13,8 +13,8 @@ from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.writers import NamedWriter, TableWriters, opened
 from logformat.catalog import edits
-from logformat.catalog.edits import DropWriter, OpenWriter
-from logformat.ids import BucketId, Offset, TableId, WriterId
+from logformat.catalog.edits import BeginCommit, DropWriter, OpenWriter
+from logformat.ids import BucketId, Offset, Sequence, TableId, WriterId
 
 
 class Now(NamedTuple):
@@ -48,6 +48,12 @@ class CatalogReads(Protocol):
 
     def earlier_writers(self) -> dict[WriterId, tuple[str, NamedWriter]]:
         """Writers that had a name, by id, with the name; those that lost it to another run as far as they are known."""
+
+    def commits(self) -> dict[tuple[WriterId, Sequence], str]:
+        """Ids of commits over several buckets or tables, by writer and sequence, as far as they are known.
+
+        A commit to several tables has the same id in each.
+        """
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +104,17 @@ class TableCatalog:
                 case DropWriter(table_id=self.table, name=name):
                     found = {id: each for id, each in found.items() if each[0] != name}
         return found
+
+    def commits(self) -> dict[tuple[WriterId, Sequence], str]:
+        """See :meth:`CatalogReads.commits`; they come from the edits that the journal still has.
+
+        Raises:
+            CorruptImage: An edit is damaged.
+        """
+        kept = (each for each in self.journal.edits_kept() if edits.op_of(each) == BeginCommit.op)
+        begun = (edits.decode(each).payload for each in kept)
+        ours = (each for each in begun if isinstance(each, BeginCommit) and each.table_id == self.table)
+        return {(each.writer_id, each.sequence): each.commit_id.partition("-")[2] for each in ours}
 
     def now(self) -> Now:
         """What a write goes by, as of one moment.
@@ -153,6 +170,7 @@ class FixedCatalog:
         self.name = known.name
         self.state = known.state
         self.earlier_writers = known.earlier_writers
+        self.commits = known.commits
         self._known = known
         self._fixed = fixed
 

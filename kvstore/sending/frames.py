@@ -21,7 +21,7 @@ from kvstore.errors import StoreError
 from kvstore.request.results import AppendResult
 from logformat.ids import BucketId, Offset, TableId
 
-VERSION = 1
+VERSION = 2
 """Version of the frames. A sender and an owner of different versions refuse each other."""
 FRAME_BYTES_MAX = 8 << 20
 _HEAD = struct.Struct("<II")
@@ -53,6 +53,11 @@ class Kind(IntEnum):
     """The table was altered, so that few rows have to be sent as a WRITE; nothing was done."""
     NOT_OWNER = 11
     """The process does not own the bucket any more; nothing was done."""
+    TRANSACT = 12
+    """A transaction over several buckets, to be committed by the process that owns the first one."""
+    TRANSACTED = 13
+    CHANGED = 14
+    """A row that a transaction has read is another one; nothing was written."""
 
 
 class BadFrame(Exception):

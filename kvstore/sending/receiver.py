@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.bucket.handle import BucketHandle
@@ -36,6 +36,9 @@ from kvstore.sending.meeting import Bucket, MeetingPlace
 from kvstore.sending.requests import Altered
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+
+Transact: TypeAlias = Callable[[bytes], tuple[Kind, bytes]]
+Begin: TypeAlias = Callable[[bytes, Callable[[Kind | None, bytes], None]], None]
 
 WAITING_MAX = 64
 """Requests of one sender that wait for their answer."""
@@ -62,10 +65,13 @@ class Receiver:
 
     Args:
         place: Where senders wait.
+        transact: Commits a transaction, and returns the kind and the content of its answer; BadFrame if it is none.
     """
 
-    def __init__(self, place: MeetingPlace) -> None:
+    def __init__(self, place: MeetingPlace, transact: Transact) -> None:
         self._place = place
+        self._transact = transact
+        self._transactions: set[threading.Thread] = set()
         self._owner = uuid4()
         self._mutex = threading.Lock()
         self._new: list[_Connection] = []
@@ -92,7 +98,7 @@ class Receiver:
         for name, bucket in waiting:
             if bucket in known and (connection := self._place.connected(name)) is not None:
                 connection.setblocking(False)
-                self._add(_Connection(connection, known[bucket], self._owner, self._woken))
+                self._add(_Connection(connection, known[bucket], self._owner, self._woken, self._begin))
 
     def close(self) -> None:
         """End all connections; buckets are not owned any more, so nothing waits for an answer."""
@@ -102,6 +108,25 @@ class Receiver:
         if thread is not None:
             self._woken()
             thread.join()
+        for each in list(self._transactions):
+            each.join()
+
+    def _begin(self, content: bytes, answered: Callable[[Kind | None, bytes], None]) -> None:
+        """Commit a transaction in a thread of its own: it may wait for other processes."""
+
+        def work() -> None:
+            kind, data = None, b""
+            try:
+                kind, data = self._transact(content)
+            except BadFrame:
+                pass
+            finally:
+                answered(kind, data)
+                self._transactions.discard(thread)
+
+        thread = threading.Thread(target=work, name="kvstore-transaction", daemon=True)
+        self._transactions.add(thread)
+        thread.start()
 
     def _add(self, connection: _Connection) -> None:
         with self._mutex:
@@ -181,13 +206,16 @@ class _Connection:
         is_paused: Whether nothing is read before more requests have been answered.
     """
 
-    def __init__(self, connection: socket.socket, owned: Owned, owner: UUID, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, connection: socket.socket, owned: Owned, owner: UUID, wake: Callable[[], None], begin: Begin
+    ) -> None:
         self.socket = connection
         self.greeting: Greeting | None = None
         self.is_over = self.is_paused = False
         self._owned = owned
         self._owner = owner
         self._wake = wake
+        self._begin = begin
         self._buffer = bytearray()
         self._mutex = threading.Lock()
         self._waiting = self._waiting_bytes = 0
@@ -239,7 +267,7 @@ class _Connection:
                 raise BadFrame
             self._greet(Greeting.decode(content))
             return
-        if kind not in (Kind.BARRIER, Kind.WRITE, Kind.WRITE_FEW):
+        if kind not in (Kind.BARRIER, Kind.WRITE, Kind.WRITE_FEW, Kind.TRANSACT):
             raise BadFrame
         number, content = number_in(content)
         try:
@@ -248,6 +276,9 @@ class _Connection:
                 self._submit(number, len(content), request, here=here)
             elif kind is Kind.WRITE:
                 self._write(number, content)
+            elif kind is Kind.TRANSACT:
+                self._add_waiting(len(content))
+                self._begin(content, partial(self._transacted, number, len(content)))
             else:
                 self._submit(number, 0, _never(_nothing(self._owned.catalog)))
         except Altered:
@@ -303,9 +334,7 @@ class _Connection:
         here: bool = False,
         refused: StoreError | None = None,
     ) -> None:
-        with self._mutex:
-            self._waiting += 1
-            self._waiting_bytes += size
+        self._add_waiting(size)
         answer: Any = request.answer
         answer.add_done_callback(partial(self._answered, number, size, refused))
         try:
@@ -326,6 +355,20 @@ class _Connection:
             data = frames.numbered(Kind.FAILED, number, frames.encode_error(error))
         else:
             data = frames.numbered(Kind.UNCHANGED if error is None else Kind.NOT_OWNER, number)
+        self._send_answer(data, size)
+
+    def _transacted(self, number: int, size: int, kind: Kind | None, content: bytes) -> None:
+        if kind is None:
+            _shut(self.socket)
+        else:
+            self._send_answer(frames.numbered(kind, number, content), size)
+
+    def _add_waiting(self, size: int) -> None:
+        with self._mutex:
+            self._waiting += 1
+            self._waiting_bytes += size
+
+    def _send_answer(self, data: bytes, size: int) -> None:
         self._send(data)
         with self._mutex:
             self._waiting -= 1
@@ -340,13 +383,17 @@ class _Connection:
             except OSError:  # also if it does not read its answers
                 is_sent = False
             if not is_sent:
-                with suppress(OSError):  # the thread sees the end
-                    self.socket.shutdown(socket.SHUT_RDWR)
+                _shut(self.socket)
 
     def close(self) -> None:
         """Close it; what is answered later is not sent."""
         with self._mutex:
             self.socket.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    with suppress(OSError):  # the thread sees the end
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _nothing(catalog: TableCatalog) -> Request:

@@ -30,7 +30,7 @@ from uuid import uuid4
 from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.elsewhere import ThisBucket, TooLarge
+from kvstore.bucket.elsewhere import NotAnswered, ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     InvalidRequest,
@@ -78,6 +78,7 @@ class Sent:
         began: When it was sent first, in seconds of the clock.
         frame: The frame that was sent.
         is_altered: Whether the owner knows another definition of the table, so that rows are sent as columns.
+        transaction: The transaction that is sent instead of a request; it is not sent again.
     """
 
     given: Submitted | None
@@ -88,6 +89,7 @@ class Sent:
     began: float = 0.0
     frame: bytes = b""
     is_altered: bool = False
+    transaction: bytes | None = None
 
 
 class Sender:
@@ -139,6 +141,10 @@ class Sender:
             return False
         sent = Sent(request, request.answer)
         return not self._decide(sent) or self._send(sent)
+
+    def transact(self, content: bytes, answer: Answer[tuple[int, bytes]]) -> bool:
+        """Have the owner commit a transaction; see :meth:`kvstore.bucket.elsewhere.OtherOwner.transact`."""
+        return self._send(Sent(None, answer, transaction=content))
 
     def wait(self) -> None:
         """Return once the owner has applied all that it was sent before."""
@@ -301,6 +307,11 @@ class Sender:
             TooLarge: It can't be sent.
             StoreFull, LogFailed: There is no slot, and the disk refuses to make one.
         """
+        if sent.transaction is not None:
+            sent.frame = frames.numbered(Kind.TRANSACT, number, sent.transaction)
+            if len(sent.frame) > FRAME_BYTES_MAX:
+                raise TooLarge
+            return
         if sent.request is None:
             sent.frame = frames.numbered(Kind.BARRIER, number)
             return
@@ -359,6 +370,7 @@ class Sender:
                 with self._changed:
                     self._connection, self._recovers = None, True
                 connection.close()
+                self._lose_transactions()
                 connection = self._recovered()
                 with self._changed:
                     self._connection, self._recovers = connection, False
@@ -399,7 +411,9 @@ class Sender:
         number, rest = number_in(content)
         if (sent := self._sent.get(number)) is None:
             raise BadFrame
-        if kind is Kind.WRITTEN:
+        if sent.transaction is not None and kind in (Kind.TRANSACTED, Kind.CHANGED, Kind.ALTERED):
+            self._settle(number, partial(sent.answer.set_result, (kind, rest)))
+        elif kind is Kind.WRITTEN:
             self._written(number, sent, frames.result_in(content))
         elif kind is Kind.UNCHANGED:
             self._unchanged(number, sent)
@@ -460,6 +474,13 @@ class Sender:
         if answer is not None:
             answer()
 
+    def _lose_transactions(self) -> None:
+        """Answer transactions that have no answer: their callers find out whether they were committed."""
+        with self._changed:
+            lost = [number for number, sent in self._sent.items() if sent.transaction is not None]
+        for number in lost:
+            self._settle(number, partial(self._sent[number].answer.set_exception, NotAnswered()))
+
     def _is_late(self) -> bool:
         """Give up requests that have waited for too long; whether there are any."""
         now = self._clock.monotonic()
@@ -475,6 +496,7 @@ class Sender:
         error: StoreError
         if sent.slot is not None:
             sent.slot.is_spoiled = True
+        if sent.slot is not None or sent.transaction is not None:
             error = NotAcknowledged(
                 "These rows were sent to the process that owns the bucket, and it has not answered; they may be"
                 " written. Read the table before you send them again.",

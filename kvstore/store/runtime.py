@@ -47,6 +47,7 @@ from kvstore.meta.table_files import TableFiles
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.process.meter import Meter
+from kvstore.sending.frames import Kind
 from kvstore.sending.meeting import MeetingPlace
 from kvstore.sending.receiver import Receiver
 from kvstore.sending.sender import Sender
@@ -56,6 +57,8 @@ from kvstore.table.alteration import Alterations
 from kvstore.table.creation import Replaced, TableDirectories
 from kvstore.table.filled import Rows
 from kvstore.table.open_table import HandOver, OpenTable, open_table
+from kvstore.transaction.commit import committed_here
+from kvstore.transaction.elsewhere import answer
 from logformat import paths
 from logformat.catalog import store_file
 from logformat.catalog.edits import CreateTable, DropConsumer, DropTable, DropWriter, TableOptions
@@ -101,7 +104,7 @@ class StoreRuntime:
         self._hand_over: HandOver | None = None
         self._readers = OpenReaders()
         meeting_place = MeetingPlace(path, files, clock)
-        self._receiver = Receiver(meeting_place)
+        self._receiver = Receiver(meeting_place, self._transact)
         slots = self._slots = Slots(path, files, lambda: self.new_writer_id())
         self._other_of = lambda context: Sender(context, meeting_place, slots)
         self._ended = False
@@ -244,6 +247,17 @@ class StoreRuntime:
         """A table, opened in this process if it was not."""
         known = self._tables.get(definition.id)
         return known if known is not None else self._opened(definition)
+
+    def _transact(self, content: bytes) -> tuple[Kind, bytes]:
+        """Commit a transaction that another process sends."""
+
+        def opened(table: TableId) -> OpenTable:
+            definition = self.catalog().tables.get(table)
+            if definition is None:
+                raise NoSuchTable("The table was dropped.", table_id=table)
+            return self.open_table(definition)
+
+        return answer(content, opened, committed_here)
 
     @uninterrupted
     def _opened(self, definition: TableDefinition) -> OpenTable:

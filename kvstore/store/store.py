@@ -307,8 +307,9 @@ class Store(AlteredTables, ReadStore):
         raises TransactionConflict, and nothing is written; run the block again. Rows that are only scanned are no
         conditions. A transaction that writes nothing tests nothing.
 
-        The commit takes all buckets of the tables; another process that writes some hands them over for a moment. If
-        all that was read and written is in one bucket, it is an ordinary write. A reader that reads one table after the
+        The commit takes all buckets of the tables: if another process owns the first one, it commits the transaction,
+        and other processes hand theirs over to it. If all that was read and written is in one bucket, it is an ordinary
+        write. A reader that reads one table after the
         other may see the commit in only one of them.
 
         Args:
@@ -321,6 +322,8 @@ class Store(AlteredTables, ReadStore):
             InvalidRequest: Only one of ``writer`` and ``epoch`` is given.
             TransactionConflict: At the end of the block: a row that was read has changed. Nothing was written.
             OutOfOrderSequence: At the end of the block: ``epoch`` is too small. Nothing was written.
+            NotAcknowledged: At the end of the block: another process was to commit it, and does not answer; it may be
+                written.
             StoreLocked, StoreFull, CorruptData, LogFailed: At the end of the block; see
                 :meth:`kvstore.Table.apply_epoch`.
         """

@@ -92,23 +92,23 @@ class TableChanges:
     def upsert(self, data: Data) -> None:
         """See :meth:`Transaction.upsert`."""
         if self._writes is not None and (few := self._writes.upserts(data, ROWS_MAX)) is not None:
-            self._add_few(few)
+            self.add_few(few)
             return
         wanted = schema_given(self.definition, self.definition.schema, None)
         for rows in intake.record_batches(data, wanted, fills=True):
-            self._add(Changes.upserts(rows))
+            self.add(Changes.upserts(rows))
 
     def delete(self, keys: Keys) -> None:
         """See :meth:`Transaction.delete`."""
         self._check_keyed()
         is_allowed = self.definition.options.delete_behavior == "allow"
         if self._writes is not None and is_allowed and (few := self._writes.deletes(keys, ROWS_MAX)) is not None:
-            self._add_few(few)
+            self.add_few(few)
             return
         rows = intake.key_rows(keys, layout_of(self.definition).key_schema)
         if self.definition.options.delete_behavior == "ignore":
             return
-        self._add(Changes.deletes(rows, self.definition.schema))
+        self.add(Changes.deletes(rows, self.definition.schema))
 
     def put_if(self, row: Any, expected: Any) -> None:
         """See :meth:`Transaction.put_if`."""
@@ -117,8 +117,8 @@ class TableChanges:
         there = self._row(key := self._key_of(key_row))
         changes = decide(self.definition, intake.empty(self.definition.schema) if there is None else there)
         if changes is None:
-            raise self._conflict(key.code)
-        self._add(changes)
+            raise self.conflict(key.code)
+        self.add(changes)
 
     def expect(self, key: Keys, row: Any) -> None:
         """See :meth:`Transaction.expect`."""
@@ -132,7 +132,19 @@ class TableChanges:
             given = intake.one_batch([whole], self.definition.schema)
             is_same = stored(self.definition, given) == stored(self.definition, there)
         if not is_same:
-            raise self._conflict(found.code)
+            raise self.conflict(found.code)
+
+    def parts(self) -> list[Request | SmallRequest]:
+        """All changes in their order, for another process."""
+        found: list[Request | SmallRequest] = []
+        for each in self._changes:
+            if isinstance(each, list):
+                assert self._writes is not None
+                runs = [each[place : place + ROWS_MAX] for place in range(0, len(each), ROWS_MAX)]
+                found += [SmallRequest(run, self._writes) for run in runs]
+            else:
+                found.append(request_of(each, self.definition))
+        return found
 
     def verify(self) -> None:
         """Verify that every row that was read is still the same; no bucket is written meanwhile.
@@ -142,7 +154,7 @@ class TableChanges:
         """
         for (bucket, code), value in self.read.items():
             if (self.opened.handles[bucket].value(code) or b"") != value:
-                raise self._conflict(code)
+                raise self.conflict(code)
 
     def requests(self) -> dict[BucketId, Request | SmallRequest]:
         """The batch of each bucket, empty where nothing is changed.
@@ -186,7 +198,7 @@ class TableChanges:
             same = dict(zip(codes.to_list(), stored(now, layout.decode_found(codes, values)[0]), strict=True))
             for code in before:
                 if found.get(code) != same.get(code):
-                    raise self._conflict(code)
+                    raise self.conflict(code)
             return request_of(self._all(), self.definition).changes
 
         if writes is None or few is None:
@@ -195,7 +207,7 @@ class TableChanges:
         def operations_on(there: list[bytes | None]) -> list[Operation]:
             for code, value in zip(before, there, strict=True):
                 if before[code] != (value or b""):
-                    raise self._conflict(code)
+                    raise self.conflict(code)
             return few
 
         return SmallConditional(
@@ -242,7 +254,8 @@ class TableChanges:
                 "A log table has no key; its rows can only be appended.", table=self.definition.name
             )
 
-    def _add(self, changes: Changes) -> None:
+    def add(self, changes: Changes) -> None:
+        """Add changes."""
         if not len(changes):
             return
         rows = filled(changes.rows, self.definition.schema)
@@ -251,7 +264,7 @@ class TableChanges:
         if self._writes is not None and is_taken and len(changes) <= ROWS_MAX:
             few = self._writes.rows.operations(rows, changes.is_delete)
             if few is not None:
-                self._add_few(few)
+                self.add_few(few)
                 return
         self._changes.append(changes)
         if self.definition.primary_key is None:
@@ -260,7 +273,8 @@ class TableChanges:
         for place, (code, is_delete) in enumerate(zip(codes, changes.is_delete.to_pylist(), strict=True)):
             self._after[code] = b"" if is_delete else rows.slice(place, 1)
 
-    def _add_few(self, few: list[Operation]) -> None:
+    def add_few(self, few: list[Operation]) -> None:
+        """Add changes of few rows."""
         if self._changes and isinstance(last := self._changes[-1], list):
             last += few
         else:
@@ -285,7 +299,12 @@ class TableChanges:
         assert self._writes is not None
         return SmallRequest(few, self._writes).request().changes
 
-    def _conflict(self, code: bytes) -> TransactionConflict:
+    def code_of(self, key: Keys) -> bytes:
+        """The bytes of a key in the index of its bucket."""
+        return self._key(key).code
+
+    def conflict(self, code: bytes) -> TransactionConflict:
+        """The error that the row of a key has changed."""
         key = pa.RecordBatch.from_arrays(
             layout_of(self.definition).keys.decode(BinaryColumn.from_list([code])),
             schema=layout_of(self.definition).key_schema,

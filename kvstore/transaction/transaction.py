@@ -9,22 +9,21 @@ one bucket, it is an ordinary write of that bucket.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
 from kvstore.commit.named_writers import writer_name
-from kvstore.commit.parts import apply_together
-from kvstore.errors import InvalidRequest, StoreError
-from kvstore.process.calls import answer_of, uninterrupted
-from kvstore.request.results import AppendResult, WriteResult
-from kvstore.request.small import counted
+from kvstore.errors import InvalidRequest
+from kvstore.process.calls import answer_of
+from kvstore.request.results import AppendResult
 from kvstore.table.access import Access
 from kvstore.table.open_table import OpenTable
+from kvstore.transaction.commit import committed
+from kvstore.transaction.elsewhere import Identity
 from kvstore.transaction.table_changes import TableChanges
-from logformat.ids import OFFSET_MAX, BucketId
+from logformat.ids import OFFSET_MAX, BucketId, Txid
 from logformat.rows.intake import Data, Keys
 
 
@@ -74,6 +73,7 @@ class Transaction:
         self._access = access
         self._opened = opened
         self._tables: dict[str, TableChanges] = {}
+        self._begun = Txid(0)
         self._is_used = self._is_open = False
         self.result: TransactionResult | None = None
 
@@ -166,6 +166,8 @@ class Transaction:
         if table not in self._tables:
             opened = self._opened(table)
             known = (each for each in self._tables.values() if each.opened.catalog.table == opened.catalog.table)
+            if not self._tables:
+                self._begun = opened.catalog.state().txid
             self._tables[table] = next(known, None) or TableChanges(opened)  # it may have been renamed meanwhile
         return self._tables[table]
 
@@ -176,31 +178,9 @@ class Transaction:
             return TransactionResult()
         if self._writer is None and len(tables) == 1 and (bucket := tables[0].only_bucket()) is not None:
             return TransactionResult({named[tables[0]]: {bucket: _alone(tables[0], bucket)}})
-        results = zip(tables, self._in_turn(tables), strict=True)
+        identity = Identity(self._writer, self._epoch, self._begun)
+        results = zip(tables, committed(identity, tables), strict=True)
         return TransactionResult({named[each]: result.by_bucket for each, result in results if each.is_changed})
-
-    @uninterrupted
-    def _in_turn(self, tables: list[TableChanges]) -> list[WriteResult]:
-        # Prepared here, before other processes have to wait.
-        batches = [changes.requests() for changes in tables]
-        with ExitStack() as turns:
-            for changes in tables:
-                try:
-                    turns.enter_context(changes.opened.commits.turn())
-                except StoreError:
-                    changes.opened.catalog.definition()  # a dropped table is the cause to report
-                    raise
-            parts = []
-            for changes, requests in zip(tables, batches, strict=True):
-                writer = changes.opened.writers.of_transaction(self._writer, self._epoch)
-                numbered = {bucket: counted(request, *writer) for bucket, request in requests.items()}
-                parts.append(changes.opened.commits.part(changes.definition, numbered))
-
-            def verify() -> None:
-                for changes in tables:
-                    changes.verify()
-
-            return apply_together(parts, verify)
 
 
 def _alone(changes: TableChanges, bucket: BucketId) -> AppendResult:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import os
 import random
-import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -29,8 +29,10 @@ from kvstore.sending import frames, meeting, requests, sender
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
 from kvstore.sending.meeting import MeetingPlace
 from kvstore.sending.requests import Condition
+from kvstore.transaction import elsewhere
+from kvstore.transaction.table_changes import TableChanges
 from logformat import paths
-from logformat.ids import BucketId, TableId
+from logformat.ids import BucketId, TableId, Txid
 from logformat.rows.changes import Changes
 from tests.sending.writers import create
 from tests.support.processes import Child, Pipe
@@ -123,6 +125,47 @@ def test_a_damaged_request_ends_the_connection_or_is_refused(owned: kvstore.Tabl
         assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN}
     owned.upsert({"k": 1, "v": "after", "n": 1})
     assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
+
+
+def transaction_of(table: kvstore.Table) -> bytes:
+    """A transaction that is refused, because it has read a row that is not there."""
+    with kvstore.open(path_of(table)) as store:
+        changes = TableChanges(store.runtime.open_table(store.runtime.definition("t")))
+    changes.upsert([{"k": -5, "v": "x", "n": 1}])
+    changes.upsert(pa.table({"k": range(100, 200), "v": ["y"] * 100, "n": range(100)}))
+    changes.read[BUCKET, changes.code_of(7)] = b"never"
+    return elsewhere.encode(elsewhere.Identity("name", 5, Txid(1)), [changes])
+
+
+@given(data=st.data())
+@settings(max_examples=30)
+def test_a_damaged_transaction_ends_the_connection_or_is_refused(owned: kvstore.Table, data: st.DataObject) -> None:
+    whole = transaction_of(owned)
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(0, 4))):
+        damaged[data.draw(st.integers(0, min(120, len(damaged) - 1)))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(0, len(damaged)))] if data.draw(st.booleans()) else damaged
+    with closing(met(path_of(owned))) as stranger:
+        stranger.sendall(greeting_of(owned).encode() + numbered(Kind.TRANSACT, 3, bytes(damaged)))
+        kind = first_answer(stranger)
+        assert kind in (None, Kind.FAILED, Kind.CHANGED, Kind.ALTERED, Kind.TRANSACTED)
+        if damaged == whole:
+            assert kind is Kind.CHANGED
+    owned.upsert({"k": 1, "v": "after", "n": 1})
+    assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
+
+
+def first_answer(connection: socket.socket) -> Kind | None:
+    """What the owner says after its welcome; None if it ends the connection."""
+    data = bytearray()
+    found: list[tuple[Kind, bytes]] = []
+    try:
+        while len(found) < 2 and (more := connection.recv(1 << 16)):
+            data += more
+            found += frames_in(data)
+    except ConnectionError:
+        pass
+    return found[1][0] if len(found) > 1 else None
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterator
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-from hypothesis import given, strategies as st
+import pytest
+from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import TransactionConflict
@@ -77,20 +77,46 @@ def run(store: kvstore.Store, model: Rows, transaction: list[tuple[Any, ...]], e
         assert set(tx.result.offsets) == {name for name, _ in own}
 
 
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Store]:
+    """A store with the tables, for all histories: to make or to open one takes longer than a history."""
+    path = tmp_path_factory.mktemp("model") / "s"
+    with kvstore.open(path) as store:
+        for name, buckets in TABLES.items():
+            store.create_table(name, {"k": "int64", "v": "int64"}, primary_key="k", buckets=buckets)
+        yield store
+        last = contents(store)
+    with kvstore.open(path) as store:
+        assert contents(store) == last
+        assert store.check().ok
+
+
 @given(histories, st.booleans())
-def test_transactions_do_as_dicts_do(history: list[list[tuple[Any, ...]]], has_name: bool) -> None:
+def test_transactions_do_as_dicts_do(
+    store: kvstore.Store, history: list[list[tuple[Any, ...]]], has_name: bool
+) -> None:
+    does_as_dicts_do(store, history, has_name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(20))
+@settings(max_examples=1_000, derandomize=False)
+@given(histories, st.booleans())
+def test_20_000_histories_do_as_dicts_do(
+    store: kvstore.Store, part: int, history: list[list[tuple[Any, ...]]], has_name: bool
+) -> None:
+    does_as_dicts_do(store, history, has_name)
+
+
+def does_as_dicts_do(store: kvstore.Store, history: list[list[tuple[Any, ...]]], has_name: bool) -> None:
     model: Rows = {name: {} for name in TABLES}
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "s"
-        with kvstore.open(path) as store:
-            for name, buckets in TABLES.items():
-                store.create_table(name, {"k": "int64", "v": "int64"}, primary_key="k", buckets=buckets)
-            for epoch, transaction in enumerate(history):
-                run(store, model, transaction, epoch if has_name else None)
-                assert contents(store) == model
-            assert store.check().ok
-        with kvstore.open(path) as store:
-            assert contents(store) == model
+    for name in TABLES:
+        store[name].delete(list(range(4)))
+    if any("w" in store[name].writers for name in TABLES):
+        store.drop_writer("w")
+    for epoch, transaction in enumerate(history):
+        run(store, model, transaction, epoch if has_name else None)
+        assert contents(store) == model
 
 
 def contents(store: kvstore.Store) -> Rows:

@@ -86,7 +86,7 @@ def test_the_sum_is_right_at_every_cut(path: Path) -> None:
         assert store.check().ok
 
 
-@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.long) for trial in range(1, 60))])
+@pytest.mark.parametrize("trial", [0, *(pytest.param(trial, marks=pytest.mark.long) for trial in range(1, 300))])
 def test_the_sum_is_right_after_every_kill(path: Path, proves: Proves, trial: int) -> None:
     dice = random.Random(trial)
     with kvstore.open(path, read_only=True) as reader:

@@ -24,7 +24,7 @@ from kvstore.replica.read.parts import RangePart
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.replica.read.tail import Tail
-from logformat.ids import BucketId, Epoch, Offset, SchemaId, WriterId
+from logformat.ids import BucketId, Epoch, Offset, SchemaId, Sequence, WriterId
 
 REFRESH_SECONDS = 1.0
 """Time between two looks at the replica: a leader ships about once a second."""
@@ -194,6 +194,10 @@ class FollowedTable:
             return self._catalog()
 
     def earlier_writers(self) -> dict[WriterId, tuple[str, NamedWriter]]:
+        """None: of a replica, only the catalog as it is now is read."""
+        return {}
+
+    def commits(self) -> dict[tuple[WriterId, Sequence], str]:
         """None: of a replica, only the catalog as it is now is read."""
         return {}
 
