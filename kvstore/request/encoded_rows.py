@@ -1,0 +1,51 @@
+"""Rows of a request as they are stored: encoded for the native kernel, before the turn of the request comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from kvstore.kernel import library, writes
+from kvstore.kernel.writes import Encoded
+from kvstore.meta.state import TableDefinition
+from kvstore.request.request import group
+from kvstore.request.row_layout import layout_of
+from kvstore.request.sizes import bytes_of
+from logformat.binary_column import BinaryColumn
+from logformat.ids import SchemaId
+from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import Operation
+
+
+def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | None:
+    """The changes as they are stored; None if Python has to encode them.
+
+    Args:
+        changes: Valid rows in the table's schema; no key column has a null.
+    """
+    kernel, table, rows = library.kernel(), layout_of(definition).flat, changes.rows
+    if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
+        return None
+    has_deletes = changes.is_delete.true_count > 0
+    is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
+    return writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
+
+
+def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded:
+    """Operations of rows that are encoded already, at least one."""
+    names = [each.code for each in operations]
+    listed = [each.value or b"" for each in operations]
+    values = BinaryColumn.from_list(listed)
+    keys = BinaryColumn.from_list(names)
+    if len(set(names)) == len(names):
+        each = _each(len(names))
+        return Encoded(keys, each, each, each, values, schema_id, names, listed)
+    grouping = group(keys)
+    return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, values, schema_id)
+
+
+@lru_cache(maxsize=256)
+def _each(count: int) -> np.ndarray:
+    return np.arange(count)
