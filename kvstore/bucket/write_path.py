@@ -51,7 +51,7 @@ from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.checksum import key_sums
-from logformat.ids import Offset, WriterId
+from logformat.ids import NO_WRITER, Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
@@ -158,7 +158,8 @@ class WritePath:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         timestamp = self._now_ms()
-        if (first := self._first_answer(request, timestamp, decided=decided)) is not None:
+        is_counted = request.writer_id != NO_WRITER
+        if is_counted and (first := self._first_answer(request, timestamp, decided=decided)) is not None:
             return first
         if self._unique is None and (encoded := self._merge_encoded(request, timestamp)) is not None:
             return _applied(encoded)

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from functools import cache, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.kernel.library import RecordMaker
 from kvstore.kernel.writes import Encoded, Table, address_of
-from logformat.binary_column import BinaryColumn
+from logformat.binary_column import WORD, BinaryColumn
 from logformat.log.batch import ALIGNMENT
 from logformat.log.few_records import HEADER_BYTES, Template
 
@@ -38,6 +40,18 @@ class Stored(NamedTuple):
 
     lengths: np.ndarray
     values: BinaryColumn
+
+
+class Few(NamedTuple):
+    """A few operations as they are stored, each of another key.
+
+    Attributes:
+        names: The keys.
+        values: Of each operation; empty for a delete.
+    """
+
+    names: list[bytes]
+    values: list[bytes]
 
 
 class Made(NamedTuple):
@@ -93,6 +107,28 @@ class ChangeMaker:
         self._room_of_operation = 2 * (1 + 5 * columns)
         self._scratch = _SCRATCH_OF_COLUMN * columns
 
+    def make_few(self, rows: Few, old: list[bytes], *, skips: bool = False) -> Made | None:
+        """Like :meth:`make`, where numpy's calls would take longer than the rows.
+
+        Args:
+            old: What is stored under each key; empty for nothing.
+        """
+        count = len(rows.names)
+        key_ends, ends = ([0, *accumulate(map(len, strings))] for strings in rows)
+        sizes = list(map(len, old))
+        numbers = _numbers_of(count).pack(*key_ends, *ends, *sizes)
+        memory = b"".join([numbers, *rows.names, *rows.values, *old])
+        at_ends = WORD * (count + 1)
+        start, each = address_of(memory), _each(count)
+        keys = start + len(numbers)
+        values = keys + key_ends[-1]
+        key_bytes, value_bytes, old_bytes = key_ends[-1], ends[-1], sum(sizes)
+        return self._called(
+            (count, count, skips, key_bytes, value_bytes, old_bytes),
+            (keys, start, values, start + at_ends, values + value_bytes, start + 2 * at_ends, each, each, each),
+            2 * (key_bytes + value_bytes + old_bytes),
+        )
+
     def make(self, rows: Encoded, stored: Stored, *, skips: bool = False) -> Made | None:
         """The records of operations; None if Python has to make them.
 
@@ -105,18 +141,41 @@ class ChangeMaker:
         ends = int(keys.offsets[-1]), int(values.offsets[-1])
         # At most two records have the bytes of a key, and of what is stored.
         key_bytes = 2 * (count * int(keys.lengths.max()) if len(keys) < count else ends[0])
-        room = self._room + count * self._room_of_operation + key_bytes + 2 * (ends[1] + old_end - old_start)
-        scratch = np.empty(count * _SCRATCH_OF_OPERATION + self._scratch, np.uint8)
-        target, final = np.zeros(room, np.uint8), np.empty(len(keys), np.int64)
-        batch = _BATCH.pack(
-            *(count, len(keys), skips, *ends, old_end - old_start),
-            *map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets)),
-            address_of(old.flat) + old_start,
-            *map(address_of, (stored.lengths, rows.order, rows.starts, rows.lasts, final, scratch)),
-            len(scratch),
+        lengths = stored.lengths
+        return self._called(
+            (count, len(keys), skips, *ends, old_end - old_start),
+            (
+                *map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets)),
+                address_of(old.flat) + old_start,
+                *map(address_of, (lengths, rows.order, rows.starts, rows.lasts)),
+            ),
+            key_bytes + 2 * (ends[1] + old_end - old_start),
         )
+
+    def _called(self, numbers: tuple[int, ...], addresses: tuple[int, ...], bytes_max: int) -> Made | None:
+        count, keys, *_ = numbers
+        room = self._room + count * self._room_of_operation + bytes_max
+        scratch_bytes = count * _SCRATCH_OF_OPERATION + self._scratch
+        target, final, scratch = np.zeros(room, np.uint8), np.empty(keys, np.int64), np.empty(scratch_bytes, np.uint8)
+        batch = _BATCH.pack(*numbers, *addresses, address_of(final), address_of(scratch), scratch_bytes)
         if self._make(count <= FEW_MAX, self._plan, batch, address_of(target), room) != _DONE:
             return None
         made: memoryview = target.data
         batch_bytes, records, digest, added = _RESULTS.unpack_from(made)
         return Made(made[_RESULT_BYTES : _RESULT_BYTES + batch_bytes], records, digest, added, final)
+
+
+@lru_cache(maxsize=512)
+def _numbers_of(count: int) -> struct.Struct:
+    return struct.Struct(f"<{3 * count + 2}q")
+
+
+@cache
+def _each(count: int) -> int:
+    """The address of the numbers from 0 to a few, which stay."""
+    assert count <= FEW_MAX
+    _EACH[count] = np.arange(count)
+    return address_of(_EACH[count])
+
+
+_EACH: dict[int, np.ndarray] = {}

@@ -134,7 +134,6 @@ class Encoded(NamedTuple):
         order, starts, lasts: See :class:`kvstore.request.request.Grouping`.
         values: Of each operation, in order; empty for a delete.
         schema_id: Of the values.
-        names, listed: Keys and values as objects, if they are at hand.
     """
 
     keys: BinaryColumn
@@ -143,8 +142,6 @@ class Encoded(NamedTuple):
     lasts: np.ndarray
     values: BinaryColumn
     schema_id: int
-    names: list[bytes] | None = None
-    listed: list[bytes] | None = None
 
 
 def encode_rows(
@@ -220,7 +217,7 @@ def _way(kind: pa.DataType) -> int:
     return _UNSIGNED if pa.types.is_unsigned_integer(kind) else _SIGNED
 
 
-def address_of(array: np.ndarray | bytearray) -> int:
+def address_of(array: np.ndarray | bytes) -> int:
     """The address of memory, which the caller keeps."""
     address: int = pa.py_buffer(array).address  # numpy takes four times as long to tell
     return address

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
 from kvstore.kernel import library, writes
+from kvstore.kernel.changes import FEW_MAX, Few
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import group
@@ -33,19 +33,12 @@ def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | Non
     return writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
 
 
-def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded:
+def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:
     """Operations of rows that are encoded already, at least one."""
     names = [each.code for each in operations]
-    listed = [each.value or b"" for each in operations]
-    values = BinaryColumn.from_list(listed)
-    keys = BinaryColumn.from_list(names)
-    if len(set(names)) == len(names):
-        each = _each(len(names))
-        return Encoded(keys, each, each, each, values, schema_id, names, listed)
-    grouping = group(keys)
-    return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, values, schema_id)
-
-
-@lru_cache(maxsize=256)
-def _each(count: int) -> np.ndarray:
-    return np.arange(count)
+    values = [each.value or b"" for each in operations]
+    if len(names) <= FEW_MAX and len(set(names)) == len(names):
+        return Few(names, values)
+    grouping = group(BinaryColumn.from_list(names))
+    column = BinaryColumn.from_list(values)
+    return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, column, schema_id)

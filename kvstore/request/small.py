@@ -32,7 +32,7 @@ from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
 if TYPE_CHECKING:
-    from kvstore.kernel.changes import ChangeMaker
+    from kvstore.kernel.changes import ChangeMaker, Few
     from kvstore.kernel.writes import Encoded
 
 ROWS_MAX = 64
@@ -130,7 +130,7 @@ class SmallWrites:
         operations = self.rows.operations(request.changes.rows, request.changes.is_delete)
         return None if operations is None or bytes_of(operations) > BYTES_MAX else operations
 
-    def encoded(self, request: Request | SmallRequest) -> Encoded | None:
+    def encoded(self, request: Request | SmallRequest) -> Encoded | Few | None:
         """The rows of a request as they are stored, for the kernel; None if Python has to do the work."""
         if isinstance(request, SmallRequest):
             if request.writes is not self:

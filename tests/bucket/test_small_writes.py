@@ -264,14 +264,14 @@ class TestTheWay:
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All others are merged in Python, as are all where there is no kernel."""
-        make, native = ChangeMaker.make, list[int]()
+        called, native = ChangeMaker._called, list[int]()
 
-        def counted(*given: Any, **more: Any) -> Made | None:
-            found = make(*given, **more)
+        def counted(*given: Any) -> Made | None:
+            found = called(*given)
             native.append(0 if found is None else found.records)
             return found
 
-        monkeypatch.setattr(ChangeMaker, "make", counted)
+        monkeypatch.setattr(ChangeMaker, "_called", counted)
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX)])
         table.upsert([ROW, {**ROW, "s": None}])

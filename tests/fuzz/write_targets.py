@@ -16,7 +16,8 @@ from kvstore.bucket.merge import cdc
 from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes
-from kvstore.kernel.changes import ChangeMaker, Made, Stored
+from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
+from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded_rows import encoded_operations
 from kvstore.request.request import Grouping, group
@@ -156,11 +157,10 @@ def native_few(data: bytes) -> None:
     if given.number(6) == 0:  # nothing is read or written elsewhere, whatever a key is
         code, value = operations[0].code[: given.number(40)] + given.bytes(given.number(12)), operations[0].value
         other = operations[0]._replace(code=code, value=value and sealed(code, value))
-        rows_made = encoded_operations([other, *operations[1:]], _SCHEMA)
-        made = native.make(rows_made, _stored([b""] * len(rows_made.keys)))
+        made = _made_of(native, encoded_operations([other, *operations[1:]], _SCHEMA), {})
         assert made is None or _is_key(definition, code), "the kernel takes damage for a key"
     encoded = encoded_operations(operations, _SCHEMA)
-    found = native.make(encoded, _stored([old.get(key, b"") for key in encoded.keys.to_list()]))
+    found = _made_of(native, encoded, old)
     try:
         expected = merge_small(without, SmallRequest(operations, without), old.get)
     except CorruptData:
@@ -177,7 +177,7 @@ def native_few(data: bytes) -> None:
     )
     header = LogBatch(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
     assert [finished(found.batch, header, found.records)] == expected.encode(header)
-    places = zip(encoded.keys.to_list(), found.final.tolist(), strict=True)
+    places = zip(_names_of(encoded), found.final.tolist(), strict=True)
     changed = {key: operations[place].value or b"" for key, place in places if place >= 0}
     kept = {key: value for key, value in zip(expected.keys, expected.values, strict=True) if value or key in old}
     assert {key: value for key, value in changed.items() if value or key in old} == kept
@@ -258,6 +258,15 @@ def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None
 def _stored(values: list[bytes]) -> Stored:
     column = BinaryColumn.from_list(values)
     return Stored(column.lengths, column)
+
+
+def _made_of(maker: ChangeMaker, rows: Encoded | Few, old: Mapping[bytes, bytes]) -> Made | None:
+    stored = [old.get(key, b"") for key in _names_of(rows)]
+    return maker.make_few(rows, stored) if isinstance(rows, Few) else maker.make(rows, _stored(stored))
+
+
+def _names_of(rows: Encoded | Few) -> list[bytes]:
+    return rows.names if isinstance(rows, Few) else rows.keys.to_list()
 
 
 def _made(

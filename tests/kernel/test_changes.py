@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.kernel import library, writes
-from kvstore.kernel.changes import Made, Stored
+from kvstore.kernel.changes import FEW_MAX, Few, Made, Stored
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded_rows import encoded_operations, encoded_rows
+from kvstore.request.encoded_rows import encoded_rows
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
 from kvstore.request.small import SmallWrites
@@ -44,11 +44,18 @@ ROWS = pa.RecordBatch.from_pylist(
 )
 
 
-def encoded(count: int) -> Encoded:
+def few(count: int) -> Few:
     """Some rows as they are stored."""
     rows = [{"k": f"{nth}\0", "a": "a" * nth, "f": nth % 3 == 0, "b": None} for nth in range(count)]
     operations = [each for row in rows if (each := WRITES.rows.upsert(row))]
-    return encoded_operations(operations, SchemaId(1))
+    return Few([each.code for each in operations], [each.value or b"" for each in operations])
+
+
+def encoded(count: int) -> Encoded:
+    names, values = few(count)
+    each = np.arange(count)
+    keys, column = BinaryColumn.from_list(names), BinaryColumn.from_list(values)
+    return Encoded(keys, each, each, each, column, SchemaId(1))
 
 
 def stored(values: list[bytes]) -> Stored:
@@ -74,6 +81,12 @@ def test_rows_that_take_the_place_of_themselves_change_no_figure(count: int) -> 
     assert found is not None
     assert (found.records, found.added_rows, found.digest) == (2 * count, 0, 0)
     assert found.final.tolist() == list(range(count))
+    if count <= FEW_MAX:
+        maker = guarded_maker(DEFINITION)
+        assert maker is not None
+        again = maker.make_few(few(count), few(count).values)
+        assert again is not None
+        assert (again.batch, again.final.tolist()) == (found.batch, found.final.tolist())
 
 
 @needs_kernel

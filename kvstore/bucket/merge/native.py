@@ -6,14 +6,11 @@ stored rows of an earlier schema, and damage. Nothing is changed here.
 
 from __future__ import annotations
 
-from itertools import compress
-
 from kvstore.bucket.merge.small import SmallMerge
-from kvstore.kernel.changes import Made, Stored
+from kvstore.kernel.changes import Few, Made, Stored
 from kvstore.memtable.memtable import Memtable
 from kvstore.request.request import Request
 from kvstore.request.small import SmallRequest, SmallWrites
-from logformat.binary_column import BinaryColumn
 from logformat.log.arrow_message import Compression
 from logformat.log.batch import BATCH_BYTES_MAX, RECORDS_MAX, LogBatch, encode_parts
 from logformat.log.few_records import FewRecordsEncoder, finished
@@ -39,16 +36,21 @@ def merge_natively(
     rows = writes.encoded(request) if native is not None else None
     if native is None or rows is None:
         return None
-    names = rows.keys.to_list() if rows.names is None else rows.names
-    stored = _stored(memtable, rows.keys, names)
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
-    made = None if stored is None else native.make(rows, stored, skips=skips)
+    if isinstance(rows, Few):
+        names, listed = rows
+        old = _stored(memtable, names)
+        made = None if old is None else native.make_few(rows, old, skips=skips)
+    else:
+        names, listed = rows.keys.to_list(), rows.values.to_list()
+        made = native.make(rows, Stored(*memtable.find(rows.keys, names)), skips=skips)
     if made is None:
         return None
-    listed, final = rows.values.to_list() if rows.listed is None else rows.listed, made.final
-    if (final < 0).any():
-        names, final = list(compress(names, final >= 0)), final[final >= 0]
-    values = list(map(listed.__getitem__, final.tolist()))
+    final = made.final.tolist()
+    if -1 in final:
+        names = [name for name, operation in zip(names, final, strict=True) if operation >= 0]
+        final = [operation for operation in final if operation >= 0]
+    values = list(map(listed.__getitem__, final))
 
     def encode(batch: LogBatch) -> list[memoryview]:
         return _encoded(writes.records, batch, made, compression)
@@ -56,15 +58,12 @@ def merge_natively(
     return SmallMerge(made.records, encode, names, values, made.added_rows, made.digest)
 
 
-def _stored(memtable: Memtable, keys: BinaryColumn, names: list[bytes]) -> Stored | None:
-    """What is stored under the keys; None if Python has to say what is wrong with it."""
+def _stored(memtable: Memtable, names: list[bytes]) -> list[bytes] | None:
+    """What is stored under a few keys; None if Python has to say what is wrong with it."""
     if len(names) > ONE_BY_ONE_MAX:
-        return Stored(*memtable.find(keys, names))
+        return memtable.get(names)
     found = list(map(memtable.pending_value, names))
-    if b"" in found:
-        return None
-    values = BinaryColumn.from_list([value or b"" for value in found])
-    return Stored(values.lengths, values)
+    return None if b"" in found else [value or b"" for value in found]
 
 
 def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:
