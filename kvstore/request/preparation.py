@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded_rows import encoded_rows
-from kvstore.request.grouping import grouped
+from kvstore.request.grouping import encoded_rows, grouped
 from kvstore.request.request import Request, RowRequest
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table

@@ -18,7 +18,7 @@ import pyarrow as pa
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
-from kvstore.request.encoded_rows import encoded_operations, encoded_rows
+from kvstore.request.grouping import encoded_operations, encoded_rows
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of

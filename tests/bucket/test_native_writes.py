@@ -34,14 +34,14 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string())
 def noticed() -> Iterator[list[int]]:
     """Numbers of the change records that the kernel made."""
     counts: list[int] = []
-    called = ChangeMaker._called
+    make = ChangeMaker.make
 
-    def counted(*arguments: Any) -> Any:
-        found = called(*arguments)
+    def counted(*arguments: Any, **more: Any) -> Any:
+        found = make(*arguments, **more)
         counts.append(0 if found is None else found.records)
         return found
 
-    with mock.patch.object(ChangeMaker, "_called", counted), mock.patch.object(small, "ROWS_MAX", -1):
+    with mock.patch.object(ChangeMaker, "make", counted), mock.patch.object(small, "ROWS_MAX", -1):
         yield counts
 
 

@@ -264,14 +264,18 @@ class TestTheWay:
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """All others are merged in Python, as are all where there is no kernel."""
-        called, native = ChangeMaker._called, list[int]()
+        native = list[int]()
 
-        def counted(*given: Any) -> Made | None:
-            found = called(*given)
-            native.append(0 if found is None else found.records)
-            return found
+        def counting(make: Callable[..., Made | None]) -> Callable[..., Made | None]:
+            def counted(*given: Any, **more: Any) -> Made | None:
+                found = make(*given, **more)
+                native.append(0 if found is None else found.records)
+                return found
 
-        monkeypatch.setattr(ChangeMaker, "_called", counted)
+            return counted
+
+        monkeypatch.setattr(ChangeMaker, "make", counting(ChangeMaker.make))
+        monkeypatch.setattr(ChangeMaker, "make_few", counting(ChangeMaker.make_few))
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX)])
         table.upsert([ROW, {**ROW, "s": None}])

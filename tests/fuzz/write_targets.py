@@ -19,7 +19,7 @@ from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded_rows import encoded_operations
+from kvstore.request.grouping import encoded_operations
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.rules import OVERWRITE

@@ -18,8 +18,7 @@ from kvstore.kernel import library, writes
 from kvstore.kernel.changes import FEW_MAX, Few, Made, Stored
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded_rows import encoded_rows
-from kvstore.request.grouping import grouped
+from kvstore.request.grouping import encoded_rows, grouped
 from kvstore.request.row_layout import layout_of
 from kvstore.request.small import SmallWrites
 from logformat.binary_column import BinaryColumn
