@@ -7,7 +7,7 @@ by size, and by a flush; whatever it loses is replayed from the log. A merge goe
 is under way, at least as large a part of it is done as was written meanwhile, compared with what is merged. So a write
 waits for a slice of about its own size, and what is merged and what comes meanwhile stay within the memory.
 
-* A caller that finds the bucket idle does its few rows itself: two switches between threads cost more than the rows. It
+* A caller that finds the bucket idle does its request itself: two switches between threads cost more than the rows. It
   has the turn meanwhile (:mod:`kvstore.bucket.turn`).
 * A group whose requests fail for a reason other than their own content changes nothing. If damage was found, requests
   are tried one by one, so that only those that touch it fail; otherwise all get the same error.
@@ -55,6 +55,7 @@ from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
 from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
+from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
 from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.ids import Sequence as BatchSequence, WriterId
@@ -85,7 +86,7 @@ class _Flush:
 
 T = TypeVar("T")
 Item: TypeAlias = Submitted | Prepared | _Flush
-_FEW_ROWS = SmallRequest, SmallConditional, ComparedRequest
+_BY_CALLER = Request, SmallRequest, SmallConditional, ComparedRequest
 
 
 class Committer:
@@ -173,10 +174,9 @@ class Committer:
         If its answer is an error, nothing of it was written.
 
         Args:
-            here: Whether the caller's thread may do the work, if the bucket is idle: of a request of few rows, whose
-                caller waits for nothing else.
+            here: Whether the caller's thread may do the work, if the bucket is idle: its caller waits for nothing else.
         """
-        if here and isinstance(item, _FEW_ROWS) and undisturbed(self._done_here, item):
+        if here and isinstance(item, _BY_CALLER) and undisturbed(self._done_here, item):
             return
         with self._gate:
             if self._ended is not None:

@@ -5,7 +5,7 @@ answer. Then its rows are merged with those that are there, which the memtable f
 change records of the request become one batch, which the committer appends to the log. Until then the new rows are
 pending in the memtable; then they are published.
 
-* Requests of a group take effect one after the other, even where one pass serves several of them.
+* Requests of a group take effect one after the other.
 * A refused request changes nothing.
 * Nothing here writes the index but the merge of the memtable into it. What it lacks can be replayed from the log.
 * One thread at a time uses the write path: recovery's, then the one that has the bucket's turn
@@ -14,9 +14,8 @@ pending in the memtable; then they are published.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import compress
 from typing import NamedTuple, TypeAlias
 
@@ -25,11 +24,9 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge import cdc
-from kvstore.bucket.merge.batching import beginning, joined
-from kvstore.bucket.merge.exchange import exchange
-from kvstore.bucket.merge.exchanged import Effect, Exchanged, digest_of
+from kvstore.bucket.merge.effect import Effect
 from kvstore.bucket.merge.identical import without_identical
-from kvstore.bucket.merge.native import native_writes
+from kvstore.bucket.merge.native import COMPRESSED_RECORDS_MIN, merge_natively
 from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
@@ -64,15 +61,10 @@ from logformat.log.batch import (
     decode_verified,
     encode_parts,
 )
-from logformat.log.change import ChangeType
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import RememberedBatch
-from logformat.rows.rows import verified
 from merge_engines.engine import Merged, MergeEngine, Operations
 from merge_engines.last_row import LastRow
-
-COMPRESSED_RECORDS_MIN = 4096
-"""A smaller batch is not compressed: to begin would take longer than to write what it saves."""
 
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the memtable is merged when it takes this much."""
@@ -141,31 +133,20 @@ class WritePath:
         return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
 
     def apply_all(self, given: Sequence[Request | SmallRequest]) -> list[Outcome]:
-        """Apply requests in order, as :meth:`apply` does; many in one pass where the result is the same.
+        """Apply requests in order, as :meth:`apply` does.
 
         Raises:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
-        outcomes: list[Outcome] = list(self._begin_small(given))
-        requests = [each.request() if isinstance(each, SmallRequest) else each for each in given[len(outcomes) :]]
-        first = len(outcomes)
-        while rest := requests[len(outcomes) - first :]:
-            now_ms = self._now_ms()
-            count = beginning(rest, self._replaces, partial(self._is_new, now_ms)) if len(rest) > 1 else 1
-            if count > 1:
-                try:
-                    outcomes += map(_applied, self._replace(rest[:count], now_ms))
-                    continue
-                except InvalidRequest:
-                    pass  # one of them is refused; the others are applied below
-            for request in rest[: max(count, 1)]:
-                try:
-                    outcomes.append(self.apply(request))
-                except (InvalidRequest, WriterRejected) as error:
-                    outcomes.append(error)
+        outcomes: list[Outcome] = []
+        for request in given:
+            try:
+                outcomes.append(self.apply(request))
+            except (InvalidRequest, WriterRejected) as error:
+                outcomes.append(error)
         return outcomes
 
-    def apply(self, request: Request, *, decided: bool = False) -> Applied:
+    def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.
 
         Args:
@@ -177,16 +158,19 @@ class WritePath:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         timestamp = self._now_ms()
-        if (first := self._first_answer(request, timestamp, decided=decided)) is not None:
+        is_counted = request.writer_id != NO_WRITER
+        if is_counted and (first := self._first_answer(request, timestamp, decided=decided)) is not None:
             return first
-        has_key = self.definition.primary_key is not None
-        if self._unique is not None:
-            # What is decided was tested before, and is never refused.
-            encoded = self._merge_stored(request, timestamp, self._unique if not decided else None)
-            if decided:
-                self._forget_newer()  # its rows are newer, too
+        if self._unique is None and (encoded := self._merge_encoded(request, timestamp)) is not None:
             return _applied(encoded)
-        encoded = self._merge(request, timestamp) if has_key else self._append_rows(request, timestamp)
+        if isinstance(request, SmallRequest):
+            request = request.request()
+        if self.definition.primary_key is None:
+            return _applied(self._append_rows(request, timestamp))
+        # What is decided was tested before, and is never refused.
+        encoded = self._merge_rows(request, timestamp, self._unique if not decided else None)
+        if decided:
+            self._forget_newer()  # its rows are newer, too
         return _applied(encoded)
 
     def answered(self, request: Request | SmallRequest) -> Applied | None:
@@ -379,23 +363,6 @@ class WritePath:
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
         )
 
-    def _is_new(self, now_ms: int, request: Request | SmallRequest) -> bool:
-        """Whether it is the next batch of its writer, certain to be applied if its content is not refused."""
-        try:
-            return self._seen(request, now_ms) is None
-        except WriterRejected:
-            return False  # the error is raised when the request is applied alone
-
-    def _replaces(self, request: Request) -> bool:
-        """Whether its rows replace the stored rows without a look at them."""
-        options = self.definition.options
-        has_key = self.definition.primary_key is not None
-        is_whole = has_key and self._targets_of(request) is None and options.auto_increment is None
-        if self._unique is not None:
-            return False
-        looks = options.skip_identical_updates or request.skips_identical
-        return is_whole and isinstance(self._engine_of(request), LastRow) and not looks
-
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
         rows = filled(request.changes.rows, self.definition.schema)
         batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
@@ -403,75 +370,21 @@ class WritePath:
         self._note([batch], Effect(rows.num_rows))
         return encoded
 
-    def _begin_small(self, requests: Sequence[Request | SmallRequest]) -> Iterator[Applied]:
-        """Apply requests that are few rows together, from the first on, until one needs the long way."""
+    def _merge_encoded(self, request: Request | SmallRequest, timestamp: int) -> EncodedBatch | None:
+        """Merge rows as they are stored: by the kernel, or if they are few; None if it needs the long way."""
         writes = small_writes(self.definition)
-        if writes is None or self._unique is not None or not writes.fit(requests):
-            return
-        for request in requests:
-            timestamp = self._now_ms()
-            is_new = request.writer_id == NO_WRITER or self._is_new(timestamp, request)
-            if not is_new or (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
-                return
-            batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
-            encoded = merged.encode(batch)
-            self.memtable.put(merged.put, merged.values)
-            if merged.removed:
-                self.memtable.delete(merged.removed)
-            self._note([batch], Effect(merged.added_rows, merged.digest))
-            yield _applied(EncodedBatch(batch.base_offset, batch.next_offset, timestamp, [encoded]))
-
-    def _merge(self, request: Request, timestamp: int) -> EncodedBatch:
-        if self._replaces(request):
-            (encoded,) = self._replace([request], timestamp)
-            return encoded
-        return self._merge_stored(request, timestamp)
-
-    def _replace(self, requests: Sequence[Request], timestamp: int) -> list[EncodedBatch]:
-        """Apply whole rows that replace the stored rows: the final row of each key does not depend on these."""
-        request = joined(requests, self._layout)
-        grouping, incoming = request.grouping, filled(request.changes.rows, self.definition.schema)
-        assert grouping is not None
-        is_delete = request.changes.is_delete.to_numpy(zero_copy_only=False)
-        lasts = grouping.order[grouping.lasts]
-        schema_id = self.definition.schema_id
-        put = ~is_delete[lasts]
-        exchanged = exchange(self.memtable, self.definition, schema_id, grouping.keys, put, incoming, lasts)
-        batches, encoded, old_digest = self._recorded(requests, timestamp, request, exchanged)
-        exchanged.store(self.memtable)
-        self._note(batches, exchanged.effect(old_digest))
+        if writes is None:
+            return None
+        merged = merge_natively(writes, request, self.memtable, self.definition.options.compression)
+        if merged is None and (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
+            return None
+        batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
+        encoded = EncodedBatch(batch.base_offset, batch.next_offset, timestamp, merged.encode(batch))
+        self.memtable.put(merged.keys, merged.values)
+        self._note([batch], Effect(merged.added_rows, merged.digest))
         return encoded
 
-    def _recorded(
-        self, requests: Sequence[Request], timestamp: int, request: Request, exchanged: Exchanged
-    ) -> tuple[list[LogBatch], list[EncodedBatch], int]:
-        """The batch of each request, and the sum of the hashes of the old rows.
-
-        Args:
-            request: All of them as one.
-        """
-        native = native_writes(self.definition) if len(requests) == 1 else None
-        if native is not None and (made := native.records(request, exchanged, preimages=self._has_preimages)):
-            few = made.count < COMPRESSED_RECORDS_MIN
-            batch = self._batch(requests[0], timestamp, _NO_ROWS if few else made.rows(), made.types, count=made.count)
-            return [batch], [native.encoded(batch, made) if few else self._encoded(batch)], made.digest
-        assert request.grouping is not None
-        incoming = filled(request.changes.rows, self.definition.schema)
-        if self._has_preimages or request.changes.is_delete.true_count:
-            there = np.flatnonzero(exchanged.there)
-            keys_of = take_rows(incoming, request.grouping.order[request.grouping.starts[there]])
-            old_rows, old_hashes = self._layout.decode(exchanged.old, exchanged.sums[there], keys_of)
-            operations = self._operations(request, exchanged.there, old_rows, incoming)
-            change_types, rows, ends = self._records(request, OVERWRITE.merge(operations))
-        else:
-            # Every upsert is recorded as an update without the row before it.
-            old_hashes = verified(exchanged.old, exchanged.sums[exchanged.there])
-            change_types, rows = np.full(request.count, ChangeType.UPDATE_POSTIMAGE, np.uint8), incoming
-            ends = np.arange(1, request.count + 1)
-        batches = self._batches(requests, timestamp, rows, change_types, ends)
-        return batches, list(map(self._encoded, batches)), digest_of(old_hashes)
-
-    def _merge_stored(self, request: Request, timestamp: int, unique: UniqueIndexes | None = None) -> EncodedBatch:
+    def _merge_rows(self, request: Request, timestamp: int, unique: UniqueIndexes | None = None) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; these change last.
 
         Raises:
@@ -493,7 +406,7 @@ class WritePath:
             merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
         if options.skip_identical_updates or request.skips_identical:
             merged = without_identical(merged, operations, self._layout)
-        change_types, rows, _ = self._records(request, merged)
+        change_types, rows = self._records(request, merged)
         batch = self._batch(request, timestamp, rows, change_types)
         encoded = self._encoded(batch)
         final = merged.after[grouping.lasts]
@@ -548,7 +461,7 @@ class WritePath:
             automatic=self.definition.options.auto_increment,
         )
 
-    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
+    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch]:
         """See :func:`cdc.records_of`."""
         assert request.grouping is not None
         options = self.definition.options
@@ -558,32 +471,6 @@ class WritePath:
         return cdc.records_of(
             merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
         )
-
-    def _batches(
-        self,
-        requests: Sequence[Request],
-        timestamp: int,
-        rows: pa.RecordBatch,
-        change_types: np.ndarray,
-        ends: np.ndarray,
-    ) -> list[LogBatch]:
-        """A batch of change records for each request.
-
-        Args:
-            ends: Number of records up to and including each operation of all requests.
-        """
-        batches: list[LogBatch] = []
-        operations = first = 0
-        for request in requests:
-            operations += len(request.changes)
-            last = int(ends[operations - 1]) if operations else 0
-            its_rows = rows if len(requests) == 1 else rows.slice(first, last - first)
-            batch = self._batch(request, timestamp, its_rows, change_types[first:last])
-            if batches:
-                batch.base_offset = batches[-1].next_offset
-            batches.append(batch)
-            first = last
-        return batches
 
     def _batch(
         self,

@@ -9,10 +9,7 @@
  * - No function keeps anything, allocates, or calls Python.
  */
 
-#include "arrow.h"
-#include "sums.h"
-
-enum { DONE, ASK_PYTHON }; /* kvstore/kernel/writes.py has the same */
+#include "encode.h"
 
 #define ENCODE_EACH(type)                                                                                              \
     for (u64 nth = 0; nth < count; nth++)                                                                              \

@@ -7,10 +7,8 @@
  * - No function keeps anything, allocates, or calls Python.
  */
 
-#include "arrow.h"
-#include "sums.h"
+#include "encode.h"
 
-enum { DONE, ASK_PYTHON }; /* kvstore/kernel/writes.py has the same */
 enum { DIGIT = 256, FEW = 12 };
 
 typedef struct {
@@ -123,7 +121,7 @@ static u64 sort(const keys_t *keys, entry_t *entries, entry_t *other, u64 count,
     return 0;
 }
 
-/* Encode the keys of rows; the end of what is written in *end. */
+/* Encode the key of a row; the end of what is written in *end. */
 static int encode_key(const key_part_t *parts, const part_t *const *columns, const cells_t *cells, u64 count, u64 row,
                       u8 *keys, u64 capacity, u64 *end) {
     u64 at = *end;
@@ -217,4 +215,19 @@ EXPORT int kv_group(const table_t *table, const arrow_array_t *rows, const key_p
     }
     *found = key;
     return DONE;
+}
+
+/* Encode the keys of rows, group rows by them, and encode the value of each row.
+ *
+ * places  for each row itself, or -1 if it is a delete
+ * the others  as in kv_group and kv_encode; keys of rows come to be in scratch
+ */
+EXPORT int kv_rows(const table_t *table, const arrow_array_t *rows, const i64 *places, const key_part_t *parts,
+                   u64 count, u8 *scratch, u64 key_capacity, i64 *key_ends_of_rows, void *entries, u8 *keys,
+                   i64 *key_ends, i64 *order, i64 *starts, i64 *lasts, u64 *found, u8 *values, u64 capacity, i64 *ends,
+                   u64 *sums, u64 *hashes, i64 *cursors) {
+    return kv_group(table, rows, parts, count, scratch, key_capacity, key_ends_of_rows, entries, keys, key_ends, order,
+                    starts, lasts, found) ||
+           kv_encode(table, rows, places, (u64)rows->length, scratch, key_ends_of_rows, values, capacity, ends, sums,
+                     hashes, cursors);
 }

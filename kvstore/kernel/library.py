@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 ROOM = Path(__file__).parent
 PREFIX = "kernel-"
+
+RecordMaker: TypeAlias = Callable[..., int]
 
 
 def sources() -> list[Path]:
@@ -57,10 +59,16 @@ def row_hasher() -> Callable[[bytes, int, bytes, int], int] | None:
     return None if library is None else _of_few_rows(library).hash
 
 
-def record_maker() -> Callable[..., int] | None:
-    """The function that makes the change records of a few rows; see :class:`kvstore.kernel.few.FewRecords`."""
+def record_maker() -> RecordMaker | None:
+    """The function that makes change records; see :class:`kvstore.kernel.changes.ChangeMaker`.
+
+    Its first argument says whether it keeps the interpreter's lock.
+    """
     library = kernel()
-    return None if library is None else _of_few_rows(library).records
+    if library is None:
+        return None
+    of_few, of_many = _of_few_rows(library).changes, library.kv_changes
+    return lambda keeps_lock, *given: (of_few if keeps_lock else of_many)(*given)
 
 
 @contextmanager
@@ -114,10 +122,10 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_group.restype = ctypes.c_int
     library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
     library.kv_encode.restype = ctypes.c_int
-    library.kv_records.argtypes = [address] * 10
-    library.kv_records.restype = ctypes.c_int
-    library.kv_fill.argtypes = [address, address, address, number, *[address] * 6]
-    library.kv_fill.restype = None
+    library.kv_rows.argtypes = [*[address] * 4, number, address, number, *[address] * 9, number, *[address] * 4]
+    library.kv_rows.restype = ctypes.c_int
+    library.kv_changes.argtypes = [*[address] * 3, number]
+    library.kv_changes.restype = ctypes.c_int
     return library
 
 
@@ -127,7 +135,7 @@ class _OfFewRows(NamedTuple):
     verify: Callable[[bytes, int, bytes, int], int]
     bucket: Callable[[bytes, int, int, int], int]
     hash: Callable[[bytes, int, bytes, int], int]
-    records: Callable[..., int]
+    changes: Callable[..., int]
 
 
 @cache
@@ -135,4 +143,5 @@ def _of_few_rows(loaded: ctypes.CDLL) -> _OfFewRows:
     library = ctypes.PyDLL(loaded._name, handle=loaded._handle)  # the file may be gone, and descriptors, too
     # Types of arguments are not declared: ctypes passes bytes and small numbers in half the time without.
     library.kv_hash.restype = ctypes.c_uint64
-    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_few)
+    library.kv_changes.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
+    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes)

@@ -11,6 +11,7 @@ import ctypes
 import numpy as np
 
 from kvstore.errors import CorruptData
+from kvstore.kernel.writes import address_of
 from logformat.binary_column import BinaryColumn
 
 _DONE, _OTHER_COMMIT, _BEYOND, _DAMAGED = range(4)
@@ -49,10 +50,10 @@ def find(
     places, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
     flat, ends = np.ascontiguousarray(keys.flat), np.ascontiguousarray(keys.offsets)
     page = ctypes.c_uint64()
-    file = mapped.ctypes.data
+    file, its_places, its_lengths = address_of(mapped), address_of(places), address_of(lengths)
     status = kernel.kv_find(
-        *(file, len(mapped), transaction, flat.ctypes.data, ends.ctypes.data, count),
-        *(places.ctypes.data, lengths.ctypes.data, ctypes.addressof(page)),
+        *(file, len(mapped), transaction, address_of(flat), address_of(ends), count),
+        *(its_places, its_lengths, ctypes.addressof(page)),
     )
     if status == _OTHER_COMMIT:
         return None
@@ -64,7 +65,7 @@ def find(
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     values = np.empty(int(offsets[-1]), np.uint8)
-    kernel.kv_copy(file, places.ctypes.data, lengths.ctypes.data, count, values.ctypes.data)
+    kernel.kv_copy(file, its_places, its_lengths, count, address_of(values))
     return there, BinaryColumn(values, offsets if there.all() else np.append(offsets[:-1][there], offsets[-1]))
 
 

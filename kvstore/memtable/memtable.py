@@ -286,11 +286,10 @@ class Memtable:
             lengths = np.zeros(len(names), np.int64)
             lengths[there] = found.lengths
             return lengths, found
-        missing = np.fromiter((row is None for row in rows), bool, len(rows))
-        if missing.any():
-            places = np.flatnonzero(missing)
-            there, found = self._in_index(keys.take(places))
-            for place, row in zip(places[there].tolist(), found.to_list(), strict=True):
+        places = [place for place, row in enumerate(rows) if row is None]
+        if places:
+            there, found = self._in_index(BinaryColumn.from_list([names[place] for place in places]))
+            for place, row in zip(compress(places, there.tolist()), found.to_list(), strict=True):
                 rows[place] = row
         column = BinaryColumn.from_list([row or b"" for row in rows])
         return column.lengths, column.without_empty()

@@ -1,12 +1,23 @@
-"""Grouping of rows by their keys: by the native kernel where it can, else by Python."""
+"""Groups rows by their keys, and encodes them as they are stored: before the turn of their request comes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import pyarrow as pa
 
+from kvstore.kernel import library, writes
+from kvstore.kernel.changes import FEW_MAX, Few
+from kvstore.kernel.writes import Encoded
+from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Grouping, group
-from kvstore.request.row_layout import TableLayout
+from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.sizes import bytes_of
+from logformat.binary_column import BinaryColumn
+from logformat.ids import SchemaId
+from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import Operation
 
 
 def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
@@ -20,10 +31,33 @@ def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
 
 
 def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | None:
-    from kvstore.kernel import library, writes
-
     kernel, table = library.kernel(), layout.flat
     if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
         return None
     found = writes.group(kernel, table, rows, bytes_of(rows))
     return None if found is None else Grouping(*found)
+
+
+def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | None:
+    """The changes as they are stored; None if Python has to encode them.
+
+    Args:
+        changes: Valid rows in the table's schema; no key column has a null.
+    """
+    kernel, table, rows = library.kernel(), layout_of(definition).flat, changes.rows
+    if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
+        return None
+    has_deletes = changes.is_delete.true_count > 0
+    is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
+    return writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
+
+
+def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:
+    """Operations of rows that are encoded already, at least one."""
+    names = [each.code for each in operations]
+    values = [each.value or b"" for each in operations]
+    if len(names) <= FEW_MAX and len(set(names)) == len(names):
+        return Few(names, values)
+    grouping = group(BinaryColumn.from_list(names))
+    column = BinaryColumn.from_list(values)
+    return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, column, schema_id)

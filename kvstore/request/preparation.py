@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.request.grouping import grouped
+from kvstore.request.grouping import encoded_rows, grouped
 from kvstore.request.request import Request, RowRequest
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
@@ -27,7 +27,7 @@ from logformat.rows.schema import without_dropped
 NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 GROUPED_LATER_MAX = 64
-"""Up to this number of rows, a request is sorted together with others: sorting few rows costs as much as many."""
+"""Up to this number of rows, a request is sorted when its turn comes, if it has to be at all."""
 
 
 def requests_of(
@@ -113,14 +113,20 @@ def request_of(
     rows = filled(changes.rows, definition.schema)
     if rows is not changes.rows:
         changes = Changes(rows, changes.is_delete)
-    grouping = None
+    grouping = encoded = None
     if definition.primary_key is None:
         if changes.is_delete.true_count:
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
-    elif len(changes) > GROUPED_LATER_MAX or definition.buckets > 1:
-        # With several buckets, a key that is too long must be detected before any bucket is written.
-        grouping = grouped(layout_of(definition), changes.rows)
-    return Request(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id)
+    else:
+        writes = small_writes(definition) if targets is None else None
+        if writes is not None and writes.native is not None:
+            encoded = encoded_rows(definition, changes)
+        if encoded is None and (len(changes) > GROUPED_LATER_MAX or definition.buckets > 1):
+            # With several buckets, a key that is too long must be detected before any bucket is written.
+            grouping = grouped(layout_of(definition), changes.rows)
+    return Request(
+        *(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id), encoded=encoded
+    )
 
 
 def up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
@@ -139,7 +145,8 @@ def in_present_names(request: Request, definition: TableDefinition) -> Request:
     targets = request.targets
     if targets is not None:
         targets = frozenset(new for each in targets if (new := names[each]) is not None)
-    return replace(request, changes=renamed(request.changes, names), targets=targets, schema_id=definition.schema_id)
+    changes = renamed(request.changes, names)
+    return replace(request, changes=changes, targets=targets, schema_id=definition.schema_id, encoded=None)
 
 
 def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ from logformat.binary_column import BinaryColumn
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
+
+if TYPE_CHECKING:
+    from kvstore.kernel.writes import Encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,13 @@ class Request:
 
     Attributes:
         changes: In one of the table's schemas; of a partial request, null in every column that is no target.
-        grouping: None for a log table, and for a few rows, which are grouped with others when their turn comes.
+        grouping: None for a log table, for encoded rows, and for a few rows, which are grouped when their turn comes.
         targets: Columns the request names, which may be all there were when it was made; None: whole rows.
         overwrite: Whether rows are stored as they come, whatever the table's engine.
         schema_id: The schema by which its columns are called; None for the present one.
         skips_identical: Whether updates that change nothing leave no change, also if the table records them. If its
             commit is completed by another process, they do.
+        encoded: The changes as they are stored, if the kernel has encoded them.
     """
 
     changes: Changes
@@ -58,6 +62,7 @@ class Request:
     overwrite: bool = False
     schema_id: SchemaId | None = None
     skips_identical: bool = False
+    encoded: Encoded | None = None
     answer: Future[AppendResult] = field(default_factory=Answer)
 
     @property

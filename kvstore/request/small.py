@@ -18,6 +18,7 @@ import pyarrow as pa
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
+from kvstore.request.grouping import encoded_operations, encoded_rows
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
@@ -31,14 +32,11 @@ from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
 if TYPE_CHECKING:
-    from kvstore.kernel.few import FewRecords
+    from kvstore.kernel.changes import ChangeMaker, Few
+    from kvstore.kernel.writes import Encoded
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
-ARROW_ROWS_MAX = 40
-"""The same of Arrow data, if the native kernel helps with whole columns."""
-GROUP_ROWS_MAX = 256
-"""Largest number of rows of a group of small writes; for more, one pass over whole columns costs less."""
 NO_EPOCH = Epoch(0)
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
@@ -84,17 +82,21 @@ class SmallWrites:
         self.keeps_first = isinstance(engine_of_table(definition), FirstRow)
         self.tells_inserts = self.preimages or self.keeps_first
         self.skips_identical = definition.options.skip_identical_updates
-        self.native = self._native() if has_kernel and not self.keeps_first and not self.skips_identical else None
+        self.native = self._native() if has_kernel else None
         self._places = [key.index(name) for name in definition.bucket_key or ()]
 
-    def _native(self) -> FewRecords | None:
-        from kvstore.kernel.few import FewRecords
+    def _native(self) -> ChangeMaker | None:
+        from kvstore.kernel.changes import ChangeMaker
 
         make, table = library.record_maker(), layout_of(self._definition).flat
         if make is None or table is None:
             return None
-        template, images = self.records.template, self.preimages
-        return FewRecords(make, table, template, preimages=images, inserts=self.tells_inserts)
+        return ChangeMaker(
+            *(make, table, self.records.template),
+            preimages=self.preimages,
+            inserts=self.tells_inserts,
+            keeps_first=self.keeps_first,
+        )
 
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
@@ -121,16 +123,32 @@ class SmallWrites:
         """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
         if isinstance(request, SmallRequest):
             return request.operations if request.writes is self else None
-        rows = request.changes.rows
-        rows_max = min(ROWS_MAX, ARROW_ROWS_MAX) if self.native else ROWS_MAX
-        if rows.num_rows > rows_max or request.targets is not None or not rows.schema.equals(self._definition.schema):
+        if request.count > ROWS_MAX or not self._merges(request):
             return None
         if request.skips_identical and not self.skips_identical:
             return None
-        if self.keeps_first and (request.overwrite or request.changes.is_delete.true_count):
-            return None
-        operations = self.rows.operations(rows, request.changes.is_delete)
+        operations = self.rows.operations(request.changes.rows, request.changes.is_delete)
         return None if operations is None or bytes_of(operations) > BYTES_MAX else operations
+
+    def encoded(self, request: Request | SmallRequest) -> Encoded | Few | None:
+        """The rows of a request as they are stored, for the kernel; None if Python has to do the work."""
+        if isinstance(request, SmallRequest):
+            if request.writes is not self:
+                return None
+            return encoded_operations(request.operations, self.schema_id) if request.operations else None
+        if not self._merges(request):
+            return None
+        rows = request.encoded
+        if rows is not None and rows.schema_id == self.schema_id:
+            return rows
+        return encoded_rows(self._definition, request.changes)
+
+    def _merges(self, request: Request) -> bool:
+        """Whether the request stores whole rows, as the table's engine does it."""
+        changes = request.changes
+        if request.targets is not None or not changes.rows.schema.equals(self._definition.schema):
+            return False
+        return not self.keeps_first or not (request.overwrite or changes.is_delete.true_count)
 
     def bucket_of(self, key: Cells) -> BucketId:
         """The bucket of a key."""
@@ -138,12 +156,6 @@ class SmallWrites:
             return BucketId(0)
         code = b"".join([self.rows.code_of(key, place) for place in self._places])
         return BucketId(bucket_of(code, self._definition.buckets))
-
-    def fit(self, requests: Several[Request | SmallRequest]) -> bool:
-        """Whether a group has few rows, and fewer of Arrow data, which have to be converted here."""
-        if sum([request.count for request in requests]) > GROUP_ROWS_MAX:
-            return False
-        return sum([request.count for request in requests if isinstance(request, Request)]) <= ROWS_MAX
 
     def requests(self, operations: list[Operation]) -> dict[BucketId, SmallRequest]:
         """A request for each bucket that has any of the operations, in the order of buckets."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.merge.exchanged import Effect
+from kvstore.bucket.merge.effect import Effect
 from kvstore.bucket.merge.replay import FinalChanges, replay
 from kvstore.bucket.recovery import usable_index
 from kvstore.disk.files import Files, refusals

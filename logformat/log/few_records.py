@@ -13,6 +13,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from logformat.checksum import crc32c
@@ -140,29 +141,11 @@ class FewRecordsEncoder:
         batch[start : start + len(message)] = message
         return sealed(memoryview(batch))
 
-    def batch_to_fill(
-        self, header: BatchHeader, change_types: bytes, body_bytes: int, nodes: bytes, buffers: bytes
-    ) -> tuple[bytearray, int]:
-        """One whole batch, but for its columns and its checksum; :func:`sealed` adds that in the end.
-
-        Args:
-            header: See :meth:`batch`. There is at least one record.
-            body_bytes: Bytes of the columns.
-            nodes: For each column its records and its nulls, int64.
-            buffers: For each of its buffers position in the columns and size, int64.
-
-        Returns:
-            The batch, with zeros for the columns, and where they begin.
-        """
-        template = self.template
-        head_bytes = len(template.head)
-        batch, start = _begun(header, change_types, head_bytes + body_bytes)
-        batch[start : start + head_bytes] = template.head
-        _NUMBER.pack_into(batch, start + template.body_bytes_at, body_bytes)
-        _NUMBER.pack_into(batch, start + template.count_at, len(change_types))
-        for place, numbers in ((template.nodes_at, nodes), (template.buffers_at, buffers)):
-            batch[start + place : start + place + len(numbers)] = numbers
-        return batch, start + head_bytes
+    def decoded(self, batch: memoryview, count: int) -> tuple[np.ndarray, pa.RecordBatch]:
+        """Change types (uint8) and rows of an uncompressed batch of so many records, at least one; not copied."""
+        change_types = np.frombuffer(batch, np.uint8, count, _HEADER.size)
+        message = pa.py_buffer(batch[_start_of_message(count) :])
+        return change_types, pa.ipc.read_record_batch(message, self._schema)
 
 
 def finished(batch: memoryview, header: BatchHeader, count: int) -> memoryview:

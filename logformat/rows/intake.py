@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -111,8 +112,11 @@ def conform(
         SchemaMismatch: See :func:`record_batches`.
     """
     _validate(batch)
-    if not batch.schema.equals(schema, check_metadata=True):
-        if batch.schema.names != schema.names:
+    given, about = batch.schema, _about(schema)
+    if given.equals(about.all_nullable):
+        batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+    elif not given.equals(schema, check_metadata=True):
+        if given.names != schema.names:
             batch = _with_columns(batch, schema, fills=fills)
         columns = []
         for column, field in zip(batch.columns, schema, strict=True):
@@ -192,7 +196,9 @@ def _arrow_batches(data: Data, names: Sequence[str]) -> Iterator[pa.RecordBatch]
                 "Rows must be a dict, a list or iterator of dicts, or Arrow data (pyarrow, pandas, polars, duckdb …).",
                 given=type(data).__name__,
             )
-        if hasattr(data, "__arrow_c_stream__"):
+        if isinstance(data, pa.Table):
+            yield from data.to_batches()
+        elif hasattr(data, "__arrow_c_stream__"):
             with pa.RecordBatchReader.from_stream(data) as reader:
                 yield from reader
         else:
@@ -278,6 +284,9 @@ def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> Non
 
 def _validate(batch: pa.RecordBatch) -> None:
     """Validate data that another program made, since later code relies on its being valid."""
+    with suppress(pa.ArrowInvalid):
+        batch.validate(full=True)
+        return
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
@@ -286,9 +295,32 @@ def _validate(batch: pa.RecordBatch) -> None:
 
 
 def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None) -> None:
-    for i, field in enumerate(schema):
-        strict = not field.nullable if not_null is None else field.name in not_null
-        if strict and (nulls := batch.column(i).null_count):
-            raise SchemaMismatch("This column does not allow nulls.", column=field.name, nulls=nulls)
-        if pa.types.is_nested(field.type) and (nulls := nulls_within(batch.column(i))):
-            raise SchemaMismatch("A value contains nulls that its type does not allow.", column=field.name, nulls=nulls)
+    about = _about(schema)
+    for name in about.not_null if not_null is None else not_null:
+        if nulls := batch.column(name).null_count:
+            raise SchemaMismatch("This column does not allow nulls.", column=name, nulls=nulls)
+    for name in about.nested:
+        if nulls := nulls_within(batch.column(name)):
+            raise SchemaMismatch("A value contains nulls that its type does not allow.", column=name, nulls=nulls)
+
+
+class _About(NamedTuple):
+    """What is asked of each batch of a schema.
+
+    Attributes:
+        all_nullable: The schema as others give it, which do not say what is not null.
+        not_null, nested: Names of columns.
+    """
+
+    all_nullable: pa.Schema
+    not_null: list[str]
+    nested: list[str]
+
+
+@lru_cache(maxsize=256)
+def _about(schema: pa.Schema) -> _About:
+    return _About(
+        pa.schema([field.with_nullable(True).remove_metadata() for field in schema]),
+        [field.name for field in schema if not field.nullable],
+        [field.name for field in schema if pa.types.is_nested(field.type)],
+    )

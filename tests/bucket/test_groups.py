@@ -1,10 +1,10 @@
-"""Requests that wait at a bucket are applied in few passes, with the same result as one by one."""
+"""Requests that wait at a bucket are applied together, with the same result as one by one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.bucket import write_path as apply
-from kvstore.bucket.merge import batching
 from kvstore.errors import InvalidRequest, StoreError
+from kvstore.kernel import library
 from kvstore.options import StoreOptions
 from kvstore.request import small
 from kvstore.store.store import Store
@@ -113,7 +113,7 @@ def records_at_most(limit: int) -> Iterator[None]:
             raise InvalidRequest("Too many records.", records=batch.record_count)
         return encode(batch, **options)
 
-    with mock.patch.object(apply, "encode_parts", limited):
+    with mock.patch.object(apply, "encode_parts", limited), library.switched_off() if limit < 1000 else nullcontext():
         yield
 
 
@@ -160,44 +160,26 @@ class TestAGroup:
         with mock.patch.object(small, "ROWS_MAX", -1), table_of(tmp_path / "store") as table:
             yield table
 
-    @pytest.fixture
-    def passes(self) -> Iterator[list[int]]:
-        """The number of requests that each pass over the index served."""
-        found: list[int] = []
-        joined = batching.joined
-
-        def counted(requests: Any, layout: Any) -> Any:
-            found.append(len(requests))
-            return joined(requests, layout)
-
-        with mock.patch.object(apply, "joined", counted):
-            yield found
-
     def upsert(self, key: str, *numbers: int) -> tuple[Any, ...]:
         return [("upsert", {"k": key, "n": 1, "s": None})], numbers or (-1, -1, 0), False, None
 
-    def test_one_pass_serves_a_group(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_requests_take_effect_in_order(self, table: kvstore.Table) -> None:
         answers = together(table, [self.upsert(key) for key in "abcda"])
-        assert passes == [1, 4]
         assert [answer.first_offset for answer in answers] == [0, 1, 2, 3, 4]
         assert answers[-1].last_offset == 5
         assert [batch.record_count for batch in written(table)[-1]] == [1, 1, 1, 1, 2]
 
-    def test_one_pass_serves_batches_of_one_writer(self, table: kvstore.Table, passes: list[int]) -> None:
+    def test_a_group_has_several_batches_of_one_writer(self, table: kvstore.Table) -> None:
         answers = together(table, [self.upsert("a"), *(self.upsert("b", 7, n, 0) for n in range(8))])
-        assert passes == [1, 8]
         assert not any(answer.duplicated for answer in answers)
         assert table.bucket(0).last_sequence(7) == 7
 
-    def test_a_duplicate_in_a_group_gets_the_answer_of_its_original(
-        self, table: kvstore.Table, passes: list[int]
-    ) -> None:
+    def test_a_duplicate_in_a_group_gets_the_answer_of_its_original(self, table: kvstore.Table) -> None:
         _, first, again, second = together(
             table, [self.upsert("a"), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 0, 0), self.upsert("b", 7, 1, 0)]
         )
         assert again == replace(first, duplicated=True)
         assert second.first_offset == first.last_offset + 1
-        assert passes == [1, 1, 1]
 
     def test_a_refused_request_does_not_affect_the_others(self, table: kvstore.Table) -> None:
         many = [("upsert", {"k": str(n), "n": n, "s": None}) for n in range(10)], (-1, -1, 0), False, None
@@ -206,11 +188,6 @@ class TestAGroup:
         assert answers[2] is InvalidRequest
         assert [row["k"] for row in rows_of(table)] == ["a", "b", "c"]
         assert table.count() == 3
-
-    def test_large_requests_are_applied_separately(self, table: kvstore.Table, passes: list[int]) -> None:
-        with mock.patch.object(batching, "ROWS_MAX", 3):
-            together(table, [self.upsert(key) for key in "abcdefgh"])
-        assert passes == [1, 3, 3, 1]
 
 
 def test_overwriting_rows_are_logged_alike_in_a_group(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -19,7 +19,7 @@ from kvstore.bucket import write_path
 from kvstore.errors import CorruptData, DeletionDisabled, SchemaMismatch
 from kvstore.index.index import Index
 from kvstore.kernel import library
-from kvstore.kernel.few import FewRecords, Found
+from kvstore.kernel.changes import ChangeMaker, Made
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import small
@@ -31,8 +31,14 @@ from tests.support.waiting import wait_until
 SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string()), pa.field("f", pa.float64(), False)])
 
 
+@contextmanager
+def the_long_way() -> Iterator[None]:
+    with mock.patch.object(small, "ROWS_MAX", -1), library.switched_off():
+        yield
+
+
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "the long way": lambda: mock.patch.object(small, "ROWS_MAX", -1),
+    "the long way": the_long_way,
     "in Python": library.switched_off,
     "with the kernel": nullcontext,
 }
@@ -40,7 +46,7 @@ WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @pytest.fixture
 def small_ones() -> Iterator[list[int]]:
-    """Numbers of change records of the writes that took the small way."""
+    """Numbers of change records of the writes that took the small way; there is no kernel meanwhile."""
     found: list[int] = []
     merge = write_path.merge_small
 
@@ -50,7 +56,7 @@ def small_ones() -> Iterator[list[int]]:
             found.append(merged.records)
         return merged
 
-    with mock.patch.object(write_path, "merge_small", noticed):
+    with library.switched_off(), mock.patch.object(write_path, "merge_small", noticed):
         yield found
 
 
@@ -181,22 +187,6 @@ class TestTheWay:
         assert small_ones == []
         assert rows_of(table)[0] == {**ROW, "k": 0}
 
-    def test_a_group_of_many_rows_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
-        table = store.create_table("t", SCHEMA, "k")
-        handle = table.bucket(0).handle
-        handle.write()
-        assert handle.engine is not None
-        committer = handle.engine.committer
-        requests = small.GROUP_ROWS_MAX // small.ROWS_MAX + 1
-        with ThreadPoolExecutor(requests + 1) as threads, committer.turn.taken():
-            threads.submit(table.upsert, ROW)
-            wait_until(lambda: (committer.waiting, committer.queued) == (1, 0))
-            for _ in range(requests):
-                threads.submit(table.upsert, [{**ROW, "k": key} for key in range(small.ROWS_MAX)])
-            wait_until(lambda: committer.queued == requests)
-        assert small_ones == [1]
-        assert (table.count(), table.offsets()) == (small.ROWS_MAX, {0: (0, 2 * requests * small.ROWS_MAX - 62)})
-
     @pytest.mark.parametrize("behavior", ["ignore", "disable"])
     def test_deletes_that_the_table_does_not_take_are_no_small_writes(
         self, store: kvstore.Store, small_ones: list[int], behavior: Any
@@ -270,31 +260,39 @@ class TestTheWay:
         assert rows_of(table) == [{"key": 1, "f": 0.5}, {"key": 2, "f": 2.5}]
         assert small_ones == [2, 2]  # dropped columns need the long way
 
-    def test_rows_with_different_keys_are_recorded_by_the_kernel(
+    def test_whole_rows_of_flat_columns_are_merged_by_the_kernel(
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """All others are recorded in Python, as are all where there is no kernel."""
-        make, native = FewRecords.make, list[int]()
+        """All others are merged in Python, as are all where there is no kernel."""
+        native = list[int]()
 
-        def counted(*given: Any) -> Found | None:
-            found = make(*given)
-            native.append(0 if found is None else found.records)
-            return found
+        def counting(make: Callable[..., Made | None]) -> Callable[..., Made | None]:
+            def counted(*given: Any, **more: Any) -> Made | None:
+                found = make(*given, **more)
+                native.append(0 if found is None else found.records)
+                return found
 
-        monkeypatch.setattr(FewRecords, "make", counted)
+            return counted
+
+        monkeypatch.setattr(ChangeMaker, "make", counting(ChangeMaker.make))
+        monkeypatch.setattr(ChangeMaker, "make_few", counting(ChangeMaker.make_few))
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX)])
         table.upsert([ROW, {**ROW, "s": None}])
         table.upsert(pa.Table.from_pylist([ROW], SCHEMA))
+        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX + 1)])
         table.delete([1, 2, 1000])
         table.put_if(ROW, None)
         with library.switched_off():
             table.upsert(ROW)
         store.add_columns("t", [pa.field("new", pa.int8())])
         table.upsert(ROW)
-        store.create_table("skips", SCHEMA, "k", skip_identical_updates=True).upsert(ROW)
-        store.create_table("first", SCHEMA, "k", merge_engine="first_row").upsert(ROW)
-        assert native == ([] if library.kernel() is None else [small.ROWS_MAX, 2, 2, 1, 0])
+        skipping = store.create_table("skips", SCHEMA, "k", skip_identical_updates=True)
+        skipping.upsert([ROW, ROW])
+        store.create_table("first", SCHEMA, "k", merge_engine="first_row").upsert([ROW, {**ROW, "s": "b"}])
+        expected = [small.ROWS_MAX, 4, 2, 2 * small.ROWS_MAX + 1, 2, 1, 0, 1, 1]
+        assert native == ([] if library.kernel() is None else expected)
+        assert rows_of(store.table("first")) == rows_of(skipping) == [ROW]
 
     def test_a_damaged_row_is_reported_and_nothing_is_written(
         self, store: kvstore.Store, monkeypatch: pytest.MonkeyPatch

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +16,10 @@ from kvstore.bucket.merge import cdc
 from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes
-from kvstore.kernel.few import FewRecords
+from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
+from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
+from kvstore.request.grouping import encoded_operations
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.rules import OVERWRITE
@@ -28,8 +31,8 @@ from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher, key_sums
 from logformat.ids import Offset, SchemaId, TableId
 from logformat.log import arrow_message
-from logformat.log.batch import BatchHeader
-from logformat.log.few_records import finished
+from logformat.log.batch import LogBatch
+from logformat.log.few_records import FewRecordsEncoder, finished
 from logformat.rows.few.few_rows import Operation
 from logformat.rows.schema import fixed_width, is_variable
 from merge_engines.engine import Operations
@@ -56,7 +59,6 @@ def _definition(key: Sequence[str], values: int, options: TableOptions) -> Table
 
 
 _TABLES = [("sn", 11), ("n", 9), ("xduf", 11), ("rs", 3), ("f", 0)]
-_LAYOUTS = [TableLayout(_definition(*table, TableOptions())) for table in _TABLES]
 _SMALL = [[_definition(*table, TableOptions(changelog_image=image)) for image in ("full", "wal")] for table in _TABLES]
 
 
@@ -90,7 +92,8 @@ class _Given:
 def native_writes(data: bytes) -> None:
     """Rows with any bytes, some of them deletes, take the place of others, some of which have any bytes, too."""
     given = _Given(data)
-    layout, preimages = _LAYOUTS[given.number(len(_LAYOUTS))], given.number(3) > 0
+    definition = _SMALL[given.number(len(_SMALL))][given.number(3) == 0]
+    layout, preimages = layout_of(definition), definition.options.changelog_image == "full"
     placed = guarded if given.number(3) else _misplaced
     count, first = 1 + given.number(40), given.number(10)
     different = 1 + given.number(min(12, first + count))
@@ -100,61 +103,64 @@ def native_writes(data: bytes) -> None:
     plain = pa.RecordBatch.from_arrays([part.array(_copied) for part in parts], schema=layout.schema)
     rows = pa.RecordBatch.from_arrays([part.array(placed) for part in parts], schema=layout.schema)
     grouping = _grouped(layout, plain, rows)
-    sums = key_sums(grouping.keys)
     lasts = grouping.order[grouping.lasts]
     _assert_same_values(layout, plain, rows, grouping, np.where(is_delete[lasts], -1, lasts))
     old, is_any = _old_values(given, layout, plain, grouping)
-    found = _found_records(layout, rows, grouping, is_delete, old, sums, preimages=preimages)
+    found = _made(definition, rows, is_delete, old)
     try:
         types, change_rows, digest = _records(layout, plain, grouping, is_delete, old, preimages=preimages)
     except CorruptData:
         assert found is None, "the kernel takes damage for a row"
         raise
     if found is None:
-        assert library.kernel() is None or not len(types), "the kernel knows all that is right"
+        assert library.kernel() is None, "the kernel knows all that is right"
         return
-    assert found.types.tobytes() == types.tobytes()
-    assert found.digest % 2**64 == digest
-    its_rows = found.rows()
-    body = guarded(bytes(found.body_bytes))
-    found.fill(body)
-    its_rows.validate()
-    if is_any or sum(map(bool, old)) < 2:  # with fewer, Arrow may write what lies under nulls
-        assert _encoded(layout, its_rows) == _encoded(layout, change_rows)
-    else:
-        message = bytes(arrow_message.encode(its_rows, None))
-        assert message == bytes(arrow_message.encode(change_rows, None))
-        assert body.tobytes() in message
+    assert found.records == len(types)
+    if found.records:
+        its_types, its_rows = FewRecordsEncoder(layout.schema).decoded(found.batch, found.records)
+        assert its_types.tolist() == types.tolist()
+        its_rows.validate()
+        if is_any:
+            assert _encoded(layout, its_rows) == _encoded(layout, change_rows)
+        else:
+            assert bytes(arrow_message.encode(its_rows, None)) == bytes(arrow_message.encode(change_rows, None))
+    put = ~is_delete[lasts]
+    hashes = layout.encode_values(take_rows(plain, lasts[put]), key_sums(grouping.keys)[put], _SCHEMA)[1]
+    assert found.digest == (int(hashes.sum(dtype=np.uint64)) - digest) % 2**64
 
 
 def native_writes_seeds() -> list[bytes]:
     """Rows for each layout: some that begin at odd addresses, and some with nothing but zeros in them."""
     random = Random(1)
-    heads = [bytes([nth, 1, nth & 1, 12, 0, 3]) for nth in range(len(_LAYOUTS))]
+    heads = [bytes([nth, 1, nth & 1, 12, 0, 3]) for nth in range(len(_TABLES))]
     return [head + more for head in heads for more in (random.randbytes(600), b"\0")]
 
 
 def native_few(data: bytes) -> None:
-    """A few rows with different keys, some of them deletes, take the place of others; some of all have any bytes."""
+    """A few rows, some of them deletes, take the place of others, also of one another; some of all have any bytes."""
     given = _Given(data)
     definition = _SMALL[given.number(len(_SMALL))][given.number(2)]
     assert definition.primary_key is not None
-    without, native = SmallWrites(definition, definition.primary_key, has_kernel=False), guarded_few(definition)
+    without, native = SmallWrites(definition, definition.primary_key, has_kernel=False), guarded_maker(definition)
     rows = _few_rows(given, without, definition, 1 + given.number(12))
     if native is None or rows is None:
         return
     half = len(rows) // 2
+    again = given.number(3) == 0
     old = {each.code: value for each in rows[half:] if (value := _damaged(given, each.code, each.value)) is not None}
     operations = [
         each if given.number(12) else _with_value(each, _damaged(given, each.code, each.value))
-        for each in {each.code: each for each in rows[:half]}.values()
+        for each in (rows[:half] if again else {each.code: each for each in rows[:half]}.values())
     ]
-    keys, values = [each.code for each in operations], [each.value for each in operations]
+    if again:
+        operations += [operations[given.number(len(operations))] for _ in range(given.number(6))]
     if given.number(6) == 0:  # nothing is read or written elsewhere, whatever a key is
-        key, value = keys[0][: given.number(40)] + given.bytes(given.number(12)), values[0]
-        made = native.make([key, *keys[1:]], [value and sealed(key, value), *values[1:]], [None] * len(keys))
-        assert made is None or _is_key(definition, key), "the kernel takes damage for a key"
-    found = native.make(keys, values, list(map(old.get, keys)))
+        code, value = operations[0].code[: given.number(40)] + given.bytes(given.number(12)), operations[0].value
+        other = operations[0]._replace(code=code, value=value and sealed(code, value))
+        made = _made_of(native, encoded_operations([other, *operations[1:]], _SCHEMA), {})
+        assert made is None or _is_key(definition, code), "the kernel takes damage for a key"
+    encoded = encoded_operations(operations, _SCHEMA)
+    found = _made_of(native, encoded, old)
     try:
         expected = merge_small(without, SmallRequest(operations, without), old.get)
     except CorruptData:
@@ -162,14 +168,19 @@ def native_few(data: bytes) -> None:
         raise
     if found is None:
         were_right = {each.value for each in rows}
+        values = [each.value for each in operations]
         assert not were_right.issuperset([*values, *old.values()]), "the kernel knows all that is right"
         return
     assert expected is not None
     assert (found.records, found.digest, found.added_rows) == (
         *(expected.records, expected.digest % 2**64, expected.added_rows),
     )
-    header = BatchHeader(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
-    assert finished(found.batch, header, found.records) == expected.encode(header)
+    header = LogBatch(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
+    assert [finished(found.batch, header, found.records)] == expected.encode(header)
+    places = zip(_names_of(encoded), found.final.tolist(), strict=True)
+    changed = {key: operations[place].value or b"" for key, place in places if place >= 0}
+    kept = {key: value for key, value in zip(expected.keys, expected.values, strict=True) if value or key in old}
+    assert {key: value for key, value in changed.items() if value or key in old} == kept
 
 
 def native_few_seeds() -> list[bytes]:
@@ -195,24 +206,80 @@ def sealed(key: bytes, value: bytes) -> bytes:
     return (hash % 2**32).to_bytes(4, "little") + value[4:]
 
 
-def guarded_few(definition: TableDefinition) -> FewRecords | None:
-    """What makes records with the native kernel, if there is one: it ends the process where it leaves its memory."""
+_NUMBERS = ["operations", "keys", "skips", "key_bytes", "value_bytes", "old_bytes"]
+_ADDRESSES = [
+    *("key_flat", "key_ends", "flat", "ends", "old", "old_sizes", "order", "starts", "lasts", "final", "scratch")
+]
+
+
+def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None = None) -> ChangeMaker | None:
+    """What makes records with the native kernel, if there is one: it ends the process where it leaves its memory.
+
+    Args:
+        changed: What is added to numbers that it gets.
+    """
     small, make = small_writes(definition), library.record_maker()
     if make is None or small is None or small.native is None:
         return None
 
-    def guarded_make(table: Any, data: bytes, size: int, sizes: bytes, count: int, target: Any, room: int) -> int:
-        placed = guarded(data), guarded(sizes), guarded(bytes(room))
-        given, numbers, there = [ctypes.c_void_p(each.ctypes.data) for each in placed]
-        status = make(table, given, size, numbers, count, there, room)
-        ctypes.memmove(target, there, room)
+    def guarded_make(keeps_lock: bool, plan: int, batch: bytes, target: int, room: int) -> int:
+        fields = dict(zip([*_NUMBERS, *_ADDRESSES, "scratch_bytes"], struct.unpack("<18Q", batch), strict=True))
+        real = fields | {"room": room}
+        fields = {name: max(0, number + (changed or {}).get(name, 0)) for name, number in real.items()}
+        words = {
+            **dict.fromkeys(["ends"], real["operations"] + 1),
+            **dict.fromkeys(["order"], real["operations"]),
+            **dict.fromkeys(["key_ends"], real["keys"] + 1),
+            **dict.fromkeys(["old_sizes", "starts", "lasts", "final"], real["keys"]),
+        }
+        sizes = {name: WORD * count for name, count in words.items()}
+        for name, size in (("key_flat", "key_bytes"), ("flat", "value_bytes"), ("old", "old_bytes")):
+            sizes[name] = min(real[size], fields[size])
+        sizes["scratch"] = min(real["scratch_bytes"], fields["scratch_bytes"])
+        placed = {name: guarded(ctypes.string_at(real[name], size)) for name, size in sizes.items()}
+        there = guarded(bytes(min(room, fields["room"])))
+        addresses = [placed[name].ctypes.data for name in _ADDRESSES]
+        given = struct.pack("<18Q", *(fields[name] for name in _NUMBERS), *addresses, fields["scratch_bytes"])
+        status = make(keeps_lock, plan, given, there.ctypes.data, fields["room"])
+        ctypes.memmove(target, there.ctypes.data, len(there))
+        ctypes.memmove(real["final"], placed["final"].ctypes.data, sizes["final"])
         return status
 
     table = layout_of(definition).flat
     assert table is not None
-    return FewRecords(
-        *(guarded_make, table, small.records.template), preimages=small.preimages, inserts=small.tells_inserts
+    return ChangeMaker(
+        *(guarded_make, table, small.records.template),
+        preimages=small.preimages,
+        inserts=small.tells_inserts,
+        keeps_first=small.keeps_first,
     )
+
+
+def _stored(values: list[bytes]) -> Stored:
+    column = BinaryColumn.from_list(values)
+    return Stored(column.lengths, column)
+
+
+def _made_of(maker: ChangeMaker, rows: Encoded | Few, old: Mapping[bytes, bytes]) -> Made | None:
+    stored = [old.get(key, b"") for key in _names_of(rows)]
+    return maker.make_few(rows, stored) if isinstance(rows, Few) else maker.make(rows, _stored(stored))
+
+
+def _names_of(rows: Encoded | Few) -> list[bytes]:
+    return rows.names if isinstance(rows, Few) else rows.keys.to_list()
+
+
+def _made(
+    definition: TableDefinition, rows: pa.RecordBatch, is_delete: np.ndarray, old: Sequence[bytes]
+) -> Made | None:
+    """What the kernel makes of rows; those that it encodes are held against what it encodes by itself."""
+    kernel, table, maker = library.kernel(), layout_of(definition).flat, guarded_maker(definition)
+    if kernel is None or table is None or maker is None:
+        return None
+    encoded = writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
+    assert encoded is not None, "the kernel knows all that is right"
+    assert [bool(value) for value in encoded.values.to_list()] == (~is_delete).tolist()
+    return maker.make(encoded, _stored(list(old)))
 
 
 def _few_rows(given: _Given, writes: SmallWrites, definition: TableDefinition, keys: int) -> list[Operation] | None:
@@ -373,28 +440,8 @@ def _records(
         automatic=None,
     )
     merged = OVERWRITE.merge(operations)
-    types, rows, _ = cdc.records_of(merged, grouping.order, preimages=preimages, inserts=preimages)
+    types, rows = cdc.records_of(merged, grouping.order, preimages=preimages, inserts=preimages)
     return types, rows, int(hashes.sum(dtype=np.uint64))
-
-
-def _found_records(
-    layout: TableLayout,
-    rows: pa.RecordBatch,
-    grouping: Grouping,
-    is_delete: np.ndarray,
-    old: Sequence[bytes],
-    sums: np.ndarray,
-    *,
-    preimages: bool,
-) -> writes.Records | None:
-    kernel, table = library.kernel(), layout.flat
-    if kernel is None or table is None:
-        return None
-    lengths = np.fromiter(map(len, old), np.int64, len(old))
-    of_keys = grouping.order, grouping.starts, grouping.lasts
-    batch = writes.Batch(rows, *of_keys, is_delete, guarded(b"".join(old)), lengths, sums)
-    found = writes.Records(kernel, table, batch, preimages=preimages, inserts=preimages)
-    return found if found.count else None
 
 
 def _encoded(layout: TableLayout, rows: pa.RecordBatch) -> list[list[bytes]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kvstore.request.take_rows import take_rows
 from logformat.log.change import ChangeType
 from merge_engines.engine import Merged
 
@@ -17,7 +16,7 @@ _WITHOUT_INSERTS = np.array([[ChangeType.DELETE, ChangeType.UPDATE_POSTIMAGE], _
 
 def records_of(
     merged: Merged, order: np.ndarray, *, preimages: bool = True, inserts: bool = True
-) -> tuple[np.ndarray, pa.RecordBatch, np.ndarray]:
+) -> tuple[np.ndarray, pa.RecordBatch]:
     """Change records of one batch of operations.
 
     An operation leaves ``+I`` where there was no row, ``-D`` where there is none any more, ``-U`` and ``+U`` where one
@@ -29,8 +28,7 @@ def records_of(
         inserts: Whether there is ``+I``; else it is ``+U`` too.
 
     Returns:
-        Byte codes (uint8) of :class:`ChangeType`, and as many rows; and for each operation, as they came, how many
-        there are up to it, its own included.
+        Byte codes (uint8) of :class:`ChangeType`, and as many rows, which have zeros under their nulls.
     """
     places = np.empty((len(order), 2), np.int64)
     places[order, 0], places[order, 1] = merged.before, merged.after
@@ -40,5 +38,4 @@ def records_of(
     change_types = (_WITH_INSERTS if inserts else _WITHOUT_INSERTS)[changed.view(np.uint8)]
     if not preimages:
         recorded[:, 0] &= ~changed
-    ends = recorded.cumsum()[1::2]
-    return change_types[recorded], take_rows(merged.pool, places[recorded]), ends
+    return change_types[recorded], merged.pool.take(pa.array(places[recorded]))

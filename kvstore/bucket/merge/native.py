@@ -1,87 +1,75 @@
-"""Whole rows that replace stored rows, by the native kernel: values for the index, and change records for the log.
+"""Merges rows into the stored rows by the native kernel, in one call: what ``last_row`` and ``first_row`` do.
 
 The bytes are those that Python makes. What the kernel does not know is left to Python: nested and dropped columns,
-stored rows of an earlier schema, and damage.
+stored rows of an earlier schema, and damage. Nothing is changed here.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
-
-import numpy as np
-import pyarrow as pa
-
-from kvstore.bucket.merge.exchanged import Exchanged
-from kvstore.kernel import library, writes
-from kvstore.log.segment_writer import EncodedBatch
-from kvstore.meta.state import TableDefinition
+from kvstore.bucket.merge.small import SmallMerge
+from kvstore.kernel.changes import Few, Made, Stored
+from kvstore.memtable.memtable import Memtable
 from kvstore.request.request import Request
-from kvstore.request.row_layout import layout_of
-from kvstore.request.sizes import bytes_of
-from logformat.binary_column import BinaryColumn
-from logformat.log.batch import BatchHeader
-from logformat.log.few_records import FewRecordsEncoder, sealed
+from kvstore.request.small import SmallRequest, SmallWrites
+from logformat.log.arrow_message import Compression
+from logformat.log.batch import BATCH_BYTES_MAX, RECORDS_MAX, LogBatch, encode_parts
+from logformat.log.few_records import FewRecordsEncoder, finished
 
-_STORED_MIN = 2
-"""With fewer stored rows, Arrow may write columns as they came, with whatever nulls have for a value."""
-
-
-def native_writes(definition: TableDefinition) -> NativeWrites | None:
-    """The native writes of a table; None if it takes none, or if there is no kernel."""
-    kernel = library.kernel()
-    return None if kernel is None else _native_writes(kernel, definition)
+COMPRESSED_RECORDS_MIN = 4096
+"""A smaller batch is not compressed: to begin would take longer than to write what it saves."""
+ONE_BY_ONE_MAX = 12
+"""Up to so many keys are found faster one by one."""
 
 
-@lru_cache(maxsize=256)
-def _native_writes(kernel: ctypes.CDLL, definition: TableDefinition) -> NativeWrites | None:
-    table = layout_of(definition).flat
-    return None if table is None else NativeWrites(kernel, table, FewRecordsEncoder(definition.schema))
+def merge_natively(
+    writes: SmallWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
+) -> SmallMerge | None:
+    """Merge a request; None if Python has to do it.
+
+    Args:
+        writes: Writes of the table as it is now.
+
+    Raises:
+        CorruptData: A page of the index is damaged.
+    """
+    native = writes.native
+    rows = writes.encoded(request) if native is not None else None
+    if native is None or rows is None:
+        return None
+    skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
+    if isinstance(rows, Few):
+        names, listed = rows
+        old = _stored(memtable, names)
+        made = None if old is None else native.make_few(rows, old, skips=skips)
+    else:
+        names, listed = rows.keys.to_list(), rows.values.to_list()
+        made = native.make(rows, Stored(*memtable.find(rows.keys, names)), skips=skips)
+    if made is None:
+        return None
+    final = made.final.tolist()
+    if -1 in final:
+        names = [name for name, operation in zip(names, final, strict=True) if operation >= 0]
+        final = [operation for operation in final if operation >= 0]
+    values = list(map(listed.__getitem__, final))
+
+    def encode(batch: LogBatch) -> list[memoryview]:
+        return _encoded(writes.records, batch, made, compression)
+
+    return SmallMerge(made.records, encode, names, values, made.added_rows, made.digest)
 
 
-class NativeWrites:
-    """Native writes of one table; see :func:`native_writes`."""
+def _stored(memtable: Memtable, names: list[bytes]) -> list[bytes] | None:
+    """What is stored under a few keys; None if Python has to say what is wrong with it."""
+    if len(names) > ONE_BY_ONE_MAX:
+        return memtable.get(names)
+    found = list(map(memtable.pending_value, names))
+    return None if b"" in found else [value or b"" for value in found]
 
-    def __init__(self, kernel: ctypes.CDLL, table: writes.Table, encoder: FewRecordsEncoder) -> None:
-        self._kernel = kernel
-        self._table = table
-        self._encoder = encoder
 
-    def values(
-        self, keys: BinaryColumn, rows: pa.RecordBatch, places: np.ndarray
-    ) -> tuple[BinaryColumn, np.ndarray, np.ndarray] | None:
-        """Values of keys; see :func:`kvstore.kernel.writes.encode`."""
-        if not rows.num_rows or not rows.schema.equals(self._table.schema):
-            return None
-        return writes.encode(self._kernel, self._table, rows, bytes_of(rows), places, keys)
-
-    def records(self, request: Request, exchanged: Exchanged, *, preimages: bool) -> writes.Records | None:
-        """Change records of a request; None if Python has to make them."""
-        grouping, changes = request.grouping, request.changes
-        if (
-            grouping is None
-            or np.count_nonzero(exchanged.lengths) < _STORED_MIN
-            or not changes.rows.schema.equals(self._table.schema)
-        ):
-            return None
-        if not preimages and not changes.is_delete.true_count:
-            return None  # the records are the rows as they came
-        is_delete = changes.is_delete.to_numpy(zero_copy_only=False)
-        old = exchanged.old.flat[exchanged.old.offsets[0] : exchanged.old.offsets[-1]]
-        batch = writes.Batch(
-            *(changes.rows, grouping.order, grouping.starts, grouping.lasts),
-            *(is_delete, old, exchanged.lengths, exchanged.sums),
-        )
-        # As in Python, without preimages an insert is not told from an update.
-        records = writes.Records(self._kernel, self._table, batch, preimages=preimages, inserts=preimages)
-        return records if records.count else None
-
-    def encoded(self, header: BatchHeader, records: writes.Records) -> EncodedBatch:
-        """A batch of records, uncompressed."""
-        batch, place = self._encoder.batch_to_fill(
-            header, records.types.tobytes(), records.body_bytes, records.nodes.tobytes(), records.buffers.tobytes()
-        )
-        records.fill(np.frombuffer(batch, np.uint8)[place:])
-        return EncodedBatch(
-            header.base_offset, header.next_offset, header.commit_timestamp, [sealed(memoryview(batch))]
-        )
+def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:
+    if made.records < COMPRESSED_RECORDS_MIN:
+        compression = None
+    if compression is None and len(made.batch) <= BATCH_BYTES_MAX and made.records <= RECORDS_MAX:
+        return [finished(made.batch, header, made.records)]
+    header.change_types, header.rows = encoder.decoded(made.batch, made.records)
+    return encode_parts(header, compression=compression)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from kvstore.bucket.merge.effect import Effect, digest_of
 from kvstore.bucket.merge.exchange import exchange_values, values_of
-from kvstore.bucket.merge.exchanged import Effect, digest_of
 from kvstore.index.index import Index
 from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition

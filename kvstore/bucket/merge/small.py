@@ -6,18 +6,13 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kvstore.request.request import Request
 from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
-from logformat.log.batch import BatchHeader
+from logformat.log.batch import LogBatch
 from logformat.log.change import ChangeType
-from logformat.log.few_records import finished
-from logformat.rows.few.few_rows import Cells, Operation
-
-if TYPE_CHECKING:
-    from kvstore.kernel.few import FewRecords
+from logformat.rows.few.few_rows import Cells
 
 _INSERT, _BEFORE, _AFTER, _DELETE = map(
     int, (ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE)
@@ -29,17 +24,16 @@ class SmallMerge(NamedTuple):
 
     Attributes:
         records: Number of its change records.
-        encode: Returns their batch, given its header; called once.
-        put, values: Keys to store, in order, and their values.
-        removed: Keys to remove, in order.
+        encode: Returns their batch, given its header, in pieces; called once.
+        keys, values: Keys that change, and their values, empty where the row is removed; of one that is there more than
+            once, the last one counts.
         added_rows, digest: Change of the row count and of the digest (modulo 2^64).
     """
 
     records: int
-    encode: Callable[[BatchHeader], memoryview]
-    put: Sequence[bytes]
+    encode: Callable[[LogBatch], list[memoryview]]
+    keys: Sequence[bytes]
     values: Sequence[bytes]
-    removed: Sequence[bytes]
     added_rows: int
     digest: int
 
@@ -59,12 +53,6 @@ def merge_small(
     operations = writes.operations_of(request)
     if operations is None:
         return None
-    if (
-        writes.native is not None
-        and operations
-        and (merged := _merged_natively(writes.native, operations, get)) is not None
-    ):
-        return merged
     rows: dict[bytes, bytes] = {}
     old_hashes: dict[bytes, int] = {}
     old_bytes = 0
@@ -91,37 +79,12 @@ def merge_small(
             change_types.append(_INSERT if writes.tells_inserts and not before else _AFTER)
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
-    put = sorted([key for key in hashes if rows[key]])
     columns = writes.rows.columns(records)
     return SmallMerge(
         len(change_types),
-        lambda header: writes.records.batch(header, bytes(change_types), columns),
-        put,
-        [rows[key] for key in put],
-        sorted([key for key in old_hashes if not rows[key]]),
+        lambda batch: [writes.records.batch(batch, bytes(change_types), columns)],
+        (changed := [key for key in hashes if rows[key] or key in old_hashes]),
+        [rows[key] for key in changed],
         sum(map(bool, rows.values())) - len(old_hashes),
         sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),
     )
-
-
-def _merged_natively(
-    native: FewRecords, operations: Sequence[Operation], get: Callable[[bytes], bytes | None]
-) -> SmallMerge | None:
-    """The same by the native kernel; None if Python has to do it: a key meets again, or something is not as usual."""
-    keys, _, values, _ = zip(*operations, strict=True)
-    if len(set(keys)) < len(keys):
-        return None
-    old = list(map(get, keys))
-    if b"" in old or sum(map(len, filter(None, old))) > BYTES_MAX:
-        return None
-    found = native.make(keys, values, old)
-    if found is None:
-        return None
-    removed: list[bytes] = []
-    changed = sorted(zip(keys, values, old, strict=True))
-    if None in values:
-        removed = [key for key, value, before in changed if value is None and before is not None]
-        changed = [each for each in changed if each[1] is not None]
-    put, stored, _ = zip(*changed, strict=True) if changed else ((), (), ())
-    encode = partial(finished, found.batch, count=found.records)
-    return SmallMerge(found.records, encode, put, stored, removed, found.added_rows, found.digest)

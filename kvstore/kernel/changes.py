@@ -1,0 +1,181 @@
+"""Makes the change records of a batch as a record batch, in one call: ``changes.c``.
+
+It knows tables of columns of fixed width, flags, strings and bytes. What it does not know, and what it finds wrong, is
+left to Python, whose bytes are the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from kvstore.kernel.library import RecordMaker
+from kvstore.kernel.writes import Encoded, Table, address_of
+from logformat.binary_column import WORD, BinaryColumn
+from logformat.log.batch import ALIGNMENT
+from logformat.log.few_records import HEADER_BYTES, Template
+
+_DONE = 0
+_RESULT_BYTES = 64
+_RESULTS = struct.Struct("<QQQq")
+_BATCH = struct.Struct("<18Q")
+_SCRATCH_OF_OPERATION, _SCRATCH_OF_COLUMN = 96, 64
+"""What the call needs, in bytes; ``changes.c`` has the layouts."""
+FEW_MAX = 256
+"""Up to so many operations take less time than giving the interpreter's lock to another thread."""
+
+
+class Stored(NamedTuple):
+    """What is stored under keys.
+
+    Attributes:
+        lengths: int64, of each key the bytes of its value; 0 if it has none.
+        values: Those that are there, in order, one after the other.
+    """
+
+    lengths: np.ndarray
+    values: BinaryColumn
+
+
+class Few(NamedTuple):
+    """A few operations as they are stored, each of another key.
+
+    Attributes:
+        names: The keys.
+        values: Of each operation; empty for a delete.
+    """
+
+    names: list[bytes]
+    values: list[bytes]
+
+
+class Made(NamedTuple):
+    """Change records as a batch.
+
+    Attributes:
+        batch: All of it but for its header and its checksum.
+        records: Number of records.
+        digest, added_rows: What the operations add to the digest (modulo 2^64) and to the number of rows.
+        final: int64, for each key the operation that leaves its row, or -1 if it stays as it is.
+    """
+
+    batch: memoryview
+    records: int
+    digest: int
+    added_rows: int
+    final: np.ndarray
+
+
+class ChangeMaker:
+    """Makes batches of a table.
+
+    Args:
+        make: The function of the library; see :func:`kvstore.kernel.library.record_maker`.
+        table: How its rows lie in memory.
+        template: Of the table's messages.
+        preimages, inserts: See :func:`kvstore.bucket.merge.cdc.records_of`.
+        keeps_first: Whether an upsert of a key that is there does nothing.
+    """
+
+    def __init__(
+        self,
+        make: RecordMaker,
+        table: Table,
+        template: Template,
+        *,
+        preimages: bool,
+        inserts: bool,
+        keeps_first: bool = False,
+    ) -> None:
+        self._make = make
+        self._kept = table, (head := ctypes.create_string_buffer(template.head, len(template.head)))
+        numbers = (
+            *(table.address, table.key_address, table.key_columns, ctypes.addressof(head), len(template.head)),
+            *(template.body_bytes_at, template.count_at, template.nodes_at, template.buffers_at),
+            *(preimages, inserts, keeps_first),
+        )
+        self._plan_numbers = (ctypes.c_uint64 * len(numbers))(*numbers)
+        self._plan = ctypes.addressof(self._plan_numbers)
+        columns = len(table.schema)
+        # Header, alignments, and what buffers are padded with; for each record its type, offsets and bits.
+        self._room = _RESULT_BYTES + HEADER_BYTES + 2 * ALIGNMENT + len(template.head) + 32 * columns
+        self._room_of_operation = 2 * (1 + 5 * columns)
+        self._scratch = _SCRATCH_OF_COLUMN * columns
+
+    def make_few(self, rows: Few, old: list[bytes], *, skips: bool = False) -> Made | None:
+        """Like :meth:`make`, where numpy's calls would take longer than the rows.
+
+        Args:
+            old: What is stored under each key; empty for nothing.
+        """
+        count = len(rows.names)
+        key_ends, ends = ([0, *accumulate(map(len, strings))] for strings in rows)
+        sizes = list(map(len, old))
+        numbers = _numbers_of(count).pack(*key_ends, *ends, *sizes)
+        memory = b"".join([numbers, *rows.names, *rows.values, *old])
+        at_ends = WORD * (count + 1)
+        start, each = address_of(memory), _each(count)
+        keys = start + len(numbers)
+        values = keys + key_ends[-1]
+        key_bytes, value_bytes, old_bytes = key_ends[-1], ends[-1], sum(sizes)
+        return self._called(
+            (count, count, skips, key_bytes, value_bytes, old_bytes),
+            (keys, start, values, start + at_ends, values + value_bytes, start + 2 * at_ends, each, each, each),
+            2 * (key_bytes + value_bytes + old_bytes),
+        )
+
+    def make(self, rows: Encoded, stored: Stored, *, skips: bool = False) -> Made | None:
+        """The records of operations; None if Python has to make them.
+
+        Args:
+            stored: What is stored under their keys.
+            skips: Whether updates that change nothing are left out.
+        """
+        keys, values, old = rows.keys, rows.values, stored.values
+        count, old_start, old_end = len(values), int(old.offsets[0]), int(old.offsets[-1])
+        ends = int(keys.offsets[-1]), int(values.offsets[-1])
+        # At most two records have the bytes of a key, and of what is stored.
+        key_bytes = 2 * (count * int(keys.lengths.max()) if len(keys) < count else ends[0])
+        lengths = stored.lengths
+        return self._called(
+            (count, len(keys), skips, *ends, old_end - old_start),
+            (
+                *map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets)),
+                address_of(old.flat) + old_start,
+                *map(address_of, (lengths, rows.order, rows.starts, rows.lasts)),
+            ),
+            key_bytes + 2 * (ends[1] + old_end - old_start),
+        )
+
+    def _called(self, numbers: tuple[int, ...], addresses: tuple[int, ...], bytes_max: int) -> Made | None:
+        count, keys, *_ = numbers
+        room = self._room + count * self._room_of_operation + bytes_max
+        scratch_bytes = count * _SCRATCH_OF_OPERATION + self._scratch
+        target, final, scratch = np.zeros(room, np.uint8), np.empty(keys, np.int64), np.empty(scratch_bytes, np.uint8)
+        batch = _BATCH.pack(*numbers, *addresses, address_of(final), address_of(scratch), scratch_bytes)
+        if self._make(count <= FEW_MAX, self._plan, batch, address_of(target), room) != _DONE:
+            return None
+        made: memoryview = target.data
+        batch_bytes, records, digest, added = _RESULTS.unpack_from(made)
+        return Made(made[_RESULT_BYTES : _RESULT_BYTES + batch_bytes], records, digest, added, final)
+
+
+@lru_cache(maxsize=512)
+def _numbers_of(count: int) -> struct.Struct:
+    return struct.Struct(f"<{3 * count + 2}q")
+
+
+@cache
+def _each(count: int) -> int:
+    """The address of the numbers from 0 to a few, which stay."""
+    assert count <= FEW_MAX
+    _EACH[count] = np.arange(count)
+    return address_of(_EACH[count])
+
+
+_EACH: dict[int, np.ndarray] = {}
