@@ -129,7 +129,8 @@ def write_elsewhere(path: Path, _: Barrier, number: int) -> Written:
     rows = rows_written(number)
     with kvstore.open(path, **SETTINGS) as store:
         result = store.table(WRITTEN).upsert(changes_of(rows).rows).by_bucket[0]
-        assert as_rows(rows_of(store.table(WRITTEN)))[0] == number, "it does not see what it wrote"
+        # Or what the other operation of the pair, which has the number before or after, wrote meanwhile.
+        assert abs(as_rows(rows_of(store.table(WRITTEN)))[0] - number) <= 1, "it does not see what it wrote"
     return Written(result.first_offset, result.last_offset + 1, rows)
 
 
