@@ -89,7 +89,7 @@ def test_vector(name: str) -> None:
         ]
         operations = Batch(schema, list(rows.values()), incoming, targets).operations()
         merged = (LastRow() if overwrites else engine).merge(operations)
-        change_types, changed, _ = cdc.records_of(merged, operations.order)
+        change_types, changed = cdc.records_of(merged, operations.order)
         for code, row in zip(change_types.tolist(), rows_of(changed), strict=True):
             found.append((ChangeType(code).short, row))
             if code in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE):
