@@ -70,6 +70,7 @@ class TablePart:
         self._requests = requests
         self._batches: dict[BucketId, Prepared] = {}
         self._begun: list[tuple[Committer, Prepared]] = []
+        self._has_file = False
 
     @property
     def is_one_batch(self) -> bool:
@@ -159,11 +160,12 @@ class TablePart:
         if in_edit and sum(map(len, batches)) <= IN_EDIT_BYTES_MAX:
             self._commit = replace(self._commit, staged=b"".join(batches))
         else:
+            self._has_file = True  # even if only a part of it can be written
             self._staging.write(self._commit, batches)
 
     def discard(self) -> None:
-        """Remove what was staged, unless the commit is journaled after all."""
-        if self._commit not in self._catalog.writers().commits:
+        """Remove what was staged in a file, unless the commit is journaled after all."""
+        if self._has_file and self._commit not in self._catalog.writers().commits:
             self._staging.remove(self._commit)
 
     def begun(self, state: CatalogState) -> BeginCommit:
