@@ -284,14 +284,20 @@ def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> Non
 
 def _validate(batch: pa.RecordBatch) -> None:
     """Validate data that another program made, since later code relies on its being valid."""
-    with suppress(pa.ArrowInvalid):
+    try:
         batch.validate(full=True)
-        return
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch("This Arrow data is invalid; rebuild it.", **_invalid(batch), reason=str(error)) from error
+
+
+def _invalid(batch: pa.RecordBatch) -> dict[str, str]:
+    """The first column that is invalid by itself, if there is one."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise SchemaMismatch("This Arrow data is invalid; rebuild it.", column=name, reason=str(error)) from error
+        except pa.ArrowInvalid:
+            return {"column": name}
+    return {}
 
 
 def _check_nulls(batch: pa.RecordBatch, schema: pa.Schema, not_null: Sequence[str] | None) -> None:
