@@ -87,7 +87,7 @@ class Origins:
         self._former = writers.former
         self._earlier = earlier
         self._commits = commits
-        self._ids: Mapping[tuple[WriterId, Sequence], str] = {}
+        self._ids: Mapping[tuple[WriterId, Sequence], str] | None = None
         self._jobs: dict[str, JobStatus] = {writer_of(id): job for id, job in state.jobs.get(table, NO_JOBS).items()}
 
     @classmethod
@@ -128,7 +128,7 @@ class Origins:
         )
 
     def _transaction(self, id: WriterId, sequence: Sequence) -> str | None:
-        if not self._ids:
+        if self._ids is None:
             self._ids = self._commits()
         return self._ids.get((id, sequence))
 
