@@ -61,10 +61,10 @@ def conditions_in(filter: pc.Expression, schema: pa.Schema) -> list[Condition]:
     """
     try:
         _, (pickled,) = filter.__reduce__()
+        literals = pa.ipc.open_file(pickled).get_batch(0)
+        message = pa.ipc.read_message(pickled.slice(_MAGIC_BYTES))
     except pa.ArrowException:
-        return []  # such as a column by its place
-    literals = pa.ipc.open_file(pickled).get_batch(0)
-    message = pa.ipc.read_message(pickled.slice(_MAGIC_BYTES))
+        return []  # such as a column by its place; or a later pyarrow has another form
     calls: list[list[_Operand]] = [[]]
     options: list[Any] = [None]
     for kind, text in _metadata(message.metadata.to_pybytes()):

@@ -39,6 +39,7 @@ def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | N
 
 
 _SLICE_BYTES, _ROW_BYTES = 1 << 14, 1 << 10
+"""Buffers of more bytes, and of more for each row, may be those of a larger batch, of which these rows are a slice."""
 
 
 def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | None:
@@ -54,7 +55,7 @@ def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | Non
     is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
     size = bytes_of(rows)
     if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES:
-        size = rows.nbytes  # it may be a slice of many rows
+        size = rows.nbytes
     return writes.encode_rows(kernel, table, rows, size, is_delete)
 
 

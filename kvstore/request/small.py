@@ -2,6 +2,8 @@
 
 :func:`small_writes` decides which tables take this way, and the methods of :class:`SmallWrites` which rows do. All
 others go the long way, which makes the same bytes; so does a small request of a table that was altered before its turn.
+
+Of these tables the native kernel merges requests of any number of rows as they are stored (:meth:`SmallWrites.encoded`).
 """
 
 from __future__ import annotations

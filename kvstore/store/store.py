@@ -309,8 +309,7 @@ class Store(AlteredTables, ReadStore):
 
         The commit takes all buckets of the tables: if another process owns the first one, it commits the transaction,
         and other processes hand theirs over to it. If all that was read and written is in one bucket, it is an ordinary
-        write. A reader that reads one table after the
-        other may see the commit in only one of them.
+        write. A reader that reads one table after the other may see the commit in only one of them.
 
         Args:
             writer: Name that counts ``epoch``: a transaction that is sent again under the same number, because its
