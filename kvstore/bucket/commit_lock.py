@@ -117,16 +117,19 @@ class CommitLock:
             return False
         if self.held_elsewhere():
             return True
-        self._remove_stale()
+        self.forget_the_dead()
         return False
 
-    def _remove_stale(self) -> None:
-        # The process that asked has died. Under the lock, so that no process asks at this moment.
+    def forget_the_dead(self) -> None:
+        """Remove the file of a process that asked for the buckets and died."""
+        if not self._files.exists(self._wanted_file):
+            return
+        # Under the lock, so that no process asks at this moment.
         if self._threads.acquire(blocking=False):
             try:
                 if self._processes.try_acquire():
                     try:
-                        if self._files.exists(self._wanted_file):
+                        with suppress(OSError):  # it is gone, or has no effect
                             self._files.remove(self._wanted_file)
                     finally:
                         self._processes.release()

@@ -3,7 +3,7 @@
 :func:`small_writes` decides which tables take this way, and the methods of :class:`SmallWrites` which rows do. All
 others go the long way, which makes the same bytes; so does a small request of a table that was altered before its turn.
 
-Of these tables the native kernel merges requests of any number of rows as they are stored (:meth:`SmallWrites.encoded`).
+The native kernel merges requests of these tables as they are stored, whatever their size (:meth:`SmallWrites.encoded`).
 """
 
 from __future__ import annotations

@@ -61,16 +61,21 @@ class OpenTable:
     def stop_writing(self) -> None:
         """Commit everything and let other processes write; readers of this process continue."""
         with ExitStack() as stack:
-            stack.callback(self.lock.presence.release)
+            self._end_with(stack)
             for handle in self.handles:
                 stack.callback(handle.stop_writing)
 
     def close(self) -> None:
         """Commit everything and close the files for good."""
         with ExitStack() as stack:
-            stack.callback(self.lock.presence.release)
+            self._end_with(stack)
             for handle in self.handles:
                 stack.callback(handle.close)
+
+    def _end_with(self, stack: ExitStack) -> None:
+        stack.callback(self.lock.presence.release)
+        if any(handle.writes for handle in self.handles):
+            stack.callback(self.lock.forget_the_dead)
 
     def hand_over(self) -> None:
         """Release the buckets if another process commits to the table."""

@@ -24,6 +24,9 @@ from kvstore.disk.files import Files
 from kvstore.errors import CorruptData
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
+from kvstore.table.open_table import OpenTable
+from logformat import paths
+from logformat.ids import TableId
 from tests.crash.deaths import die, dies
 from tests.crash.places import workplace
 from tests.support.processes import Child, Pipe
@@ -182,6 +185,18 @@ def test_killed_with_the_buckets_of_a_live_process(path: Path, proves: Proves, s
         takes_place = (STEPS | ASKING)[step][1]
         judge(path, takes_place=takes_place, written=written)
     proves("kill -9 points", 1)
+
+
+def test_a_question_of_a_dead_process_is_removed_by_a_store_that_closes_before_it_looks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OpenTable, "hand_over", lambda _: None)
+    wanted = paths.wanted_file(path, TableId(1))
+    with kvstore.open(path) as store:
+        Files().publish(wanted, b"")
+        store.table("t").apply(to_all(1))
+        assert wanted.exists()
+    assert not wanted.exists()
 
 
 @pytest.mark.parametrize(("step", "child_lives"), DEATHS)

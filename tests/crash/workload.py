@@ -268,10 +268,11 @@ def epoch(number: int) -> kvstore.Changes:
 
 
 def epochs(directory: Path, _: Script) -> int:
-    """Commit some epochs to a table that is there."""
+    """Commit some epochs to a table that is there, and each to its indexes before the next begins."""
     with kvstore.open(directory / STORE) as store:
         for number in range(3):
             store.table(TABLE).apply_epoch(epoch(number), "w", number)
+            store.flush()
     return 0
 
 
