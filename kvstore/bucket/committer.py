@@ -34,6 +34,7 @@ import lmdb
 
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
+from kvstore.bucket.pace import Pace
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, Outcome, WritePath
@@ -131,8 +132,11 @@ class Committer:
         self._part: Applied | None = None  # of a commit over several buckets, in a caller's turn
         self._is_pressed = False  # the memtable must not grow
         self._together = 1
-        self._applied_first = self._applied_last = self._merge_seconds = 0.0
+        self._applied_first = self._applied_last = context.clock.monotonic()
+        self._merge_seconds = 0.0
         self._plan(0.0)
+        self._pace = Pace(self.memtable, context.budget, context.place.identity)
+        self._pace.note()  # a recovery may have left something
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
@@ -220,7 +224,7 @@ class Committer:
             self._path.log.sync()  # makes acknowledged batches durable, wherever the directory is now
         finally:
             self._thread.join()
-            self._note_size(0)
+            self._pace.forget()
             self._path.close()
 
     def _run(self) -> None:
@@ -453,7 +457,7 @@ class Committer:
         with self._turn_taken():
             try:
                 # It was to be merged before, and that failed, or one group was large.
-                while (self._is_pressed or self._is_full()) and not self.memtable.is_merged:
+                while (self._is_pressed or self._pace.is_full()) and not self.memtable.is_merged:
                     self._merge_slice(1.0)
                 self._prepare()
                 return work()
@@ -529,7 +533,7 @@ class Committer:
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
             self._path.publish()
-            self._note_size(self.memtable.published.size)
+            self._pace.note()
             self._applied_last = self._clock.monotonic()
             if is_first:
                 self._applied_first = self._applied_last
@@ -596,21 +600,7 @@ class Committer:
         deadline = self._deadline()
         if deadline is None:
             return False
-        if deadline <= self._clock.monotonic():
-            return True
-        if self.memtable.is_merging:
-            return self.memtable.is_behind(self._context.budget.bucket_limit)
-        return self._is_half_full()
-
-    def _is_half_full(self) -> bool:
-        return self._context.budget.is_half(self.memtable.published.size)
-
-    def _is_full(self) -> bool:
-        return self._context.budget.is_reached(self.memtable.published.size)
-
-    def _note_size(self, size: int) -> None:
-        identity = self._context.place.identity
-        self._context.budget.note(identity.table_id, identity.bucket_id, size)
+        return deadline <= self._clock.monotonic() or self._pace.is_due()
 
     def _commit(self) -> None:
         with self._turn_taken():
@@ -632,7 +622,7 @@ class Committer:
         self._meter.commit.since(began)
         if not self.memtable.is_merging:
             self._is_pressed = False
-            self._note_size(self.memtable.published.size)
+            self._pace.note()
             self._plan(self._merge_seconds)
 
     def _begin_merge(self, now: float) -> None:
@@ -647,7 +637,7 @@ class Committer:
         try:
             with self._turn_taken():
                 if not self.memtable.is_merged:
-                    self._merge_slice(self.memtable.due_share(self._context.budget.bucket_limit))
+                    self._merge_slice(self._pace.share())
         except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)

@@ -26,6 +26,7 @@ from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log
 from kvstore.log.segments import LogEnd, LogFiles, ends_at
+from kvstore.memtable.budget import Budget
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths
@@ -66,6 +67,7 @@ def _opened(
         if index is not None:
             index.close()
         raise
+    bytes_max = Budget(options.memtable_bytes).limit
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
         if index is not None and state is not None and state.applied_offset > end.offset:
@@ -77,13 +79,13 @@ def _opened(
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
         path = WritePath(definition, index, log, clock)
         try:
-            _replay(path, place, log, files)
+            _replay(path, place, log, files, bytes_max)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
             path = WritePath(definition, index, log, clock)
-            _replay(path, place, log, files)
+            _replay(path, place, log, files, bytes_max)
     except BaseException:
         log.close()
         if index is not None:
@@ -178,7 +180,8 @@ def _build(
         index = _unfinished_index(place, options, files)
     with closing(index):
         path = WritePath(definition, index, log, clock)
-        _replay(path, place, log, files)
+        path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
+        path.commit()
     put_in_place(place, files)
 
 
@@ -245,9 +248,9 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
-    path.catch_up(LogFiles(place.log, place.identity, files))
-    if synced_end(path.state) != log.end or not path.memtable.is_merged:
+def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files, bytes_max: int) -> None:
+    path.catch_up(LogFiles(place.log, place.identity, files), bytes_max)
+    if path.memtable.is_merged and synced_end(path.state) != log.end:
         path.commit()
 
 

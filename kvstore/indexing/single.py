@@ -6,13 +6,13 @@ entries that are not whole, and rows that another process has written since its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
 import pyarrow as pa
 
-from kvstore.index.index import View
+from kvstore.index.index import Layer, View
 from kvstore.indexing.entries import columns_of
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
@@ -20,8 +20,6 @@ from logformat.binary_column import BinaryColumn
 from logformat.rows.entries import between, codes_of, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
-
-Rows = Mapping[bytes, bytes]
 
 
 class Unknown(Enum):
@@ -52,7 +50,7 @@ class SingleSearches:
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
                 self._of_column[name] = each.index_id, int if pa.types.is_integer(kind) else str, encoder_of(kind)
         # Codes of rows that are newer than the index, by the dict that holds them, which does not change any more.
-        self._codes: tuple[tuple[Rows, dict[str, dict[bytes, list[bytes]]]], ...] = ()
+        self._codes: tuple[tuple[Layer, dict[str, dict[bytes, list[bytes]]]], ...] = ()
 
     def serves(self, column: str, value: Any) -> bool:
         """Whether :meth:`find` may be asked for a value of a column."""
@@ -87,7 +85,7 @@ class SingleSearches:
                 return decoded
         return None
 
-    def _codes_of(self, layers: Sequence[Rows], column: str) -> list[dict[bytes, list[bytes]]]:
+    def _codes_of(self, layers: Sequence[Layer], column: str) -> list[dict[bytes, list[bytes]]]:
         if not layers:
             self._codes = ()
             return []
@@ -98,7 +96,7 @@ class SingleSearches:
         self._codes = tuple(known)
         return [by_column[column] for _, by_column in known]
 
-    def _coded(self, layer: Rows, column: str) -> dict[bytes, list[bytes]]:
+    def _coded(self, layer: Layer, column: str) -> dict[bytes, list[bytes]]:
         rows = {key: row for key, row in layer.items() if row}
         found: dict[bytes, list[bytes]] = {}
         if rows:

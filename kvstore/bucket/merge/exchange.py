@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import compress
-
 import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.exchanged import Exchanged
 from kvstore.bucket.merge.native import native_writes
-from kvstore.index.index import Index
 from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
@@ -39,18 +36,6 @@ def exchange(
     listed = keys.to_list()
     lengths, old = memtable.find(keys, listed)
     return Exchanged(listed, sums, put, values, hashes, lengths, old)
-
-
-def exchange_values(index: Index | Memtable, keys: list[bytes], put: np.ndarray, values: list[bytes]) -> list[bytes]:
-    """Store values of the keys that get one, remove the others, and return what each key had."""
-    if put.all():
-        return index.replace(keys, values)
-    old_of_put = index.replace(list(compress(keys, put)), values)
-    old_of_removed = index.remove(list(compress(keys, ~put)))
-    both = np.empty(len(keys), object)
-    both[put], both[~put] = old_of_put, old_of_removed
-    old: list[bytes] = both.tolist()
-    return old
 
 
 def values_of(
