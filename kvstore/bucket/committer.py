@@ -67,6 +67,8 @@ GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
+"""How long a bucket that is closed goes on with merges; the next opening takes the rest from the log."""
 STACK_FRAMES = 150
 """Calls that a write in its caller's thread may take; the committer's thread has a stack of its own."""
 
@@ -204,7 +206,7 @@ class Committer:
         answer_of(request.answer)
 
     def close(self) -> None:
-        """Commit everything and end the thread.
+        """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
 
         Raises:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
@@ -607,6 +609,14 @@ class Committer:
             while not self.memtable.is_merged:
                 self._merge_slice(1.0)
 
+    def _commit_at_end(self) -> None:
+        """Make everything durable, and merge for a short time: what the index lacks then is read from the log."""
+        until = self._clock.monotonic() + CLOSE_SECONDS
+        with self._turn_taken():
+            self._path.log.sync()
+            while not self.memtable.is_merged and self._clock.monotonic() < until:
+                self._merge_slice(1.0)
+
     def _merge_slice(self, share: float) -> None:
         began = self._clock.monotonic()
         try:
@@ -647,7 +657,10 @@ class Committer:
         try:
             if request.settle:
                 self._settle()
-            self._commit()
+            if request.last:
+                self._commit_at_end()
+            else:
+                self._commit()
         except StoreError as error:
             if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error

@@ -1,6 +1,6 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-* The log is the truth: whatever the index lacks is replayed from it.
+* The log is the truth: whatever the index lacks is read from it into the memtable, which is merged later as always.
 * An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
   or from the log alone if the log is complete.
 """
@@ -40,7 +40,7 @@ def open_for_writing(
     files: Files,
     clock: Clock,
 ) -> WritePath:
-    """Recover a bucket whose lock is held, and open it; its index then has every change of its log.
+    """Recover a bucket whose lock is held, and open it; what its index lacks is in its memtable then.
 
     Raises:
         CorruptBatch: The log lost durable changes. Nothing was changed.
@@ -48,11 +48,33 @@ def open_for_writing(
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):
-        return _opened(place, definition, options, files, clock)
+        return _opened(place, definition, options, files, clock, is_merged=False)
+
+
+def open_merged(
+    place: BucketPlace,
+    definition: TableDefinition,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+) -> WritePath:
+    """Like :func:`open_for_writing`; and merge everything, so that the index has every change of the log.
+
+    Raises:
+        StoreError: See there.
+    """
+    with shortages(place.index):
+        return _opened(place, definition, options, files, clock, is_merged=True)
 
 
 def _opened(
-    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+    place: BucketPlace,
+    definition: TableDefinition,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+    *,
+    is_merged: bool,
 ) -> WritePath:
     files.verify(place.directory)  # what is found here is this bucket's
     index = usable_index(place, options, files)
@@ -67,7 +89,6 @@ def _opened(
         if index is not None:
             index.close()
         raise
-    bytes_max = Budget(options.memtable_bytes).limit
     log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
         if index is not None and state is not None and state.applied_offset > end.offset:
@@ -77,21 +98,18 @@ def _opened(
         if index is None:
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-        path = WritePath(definition, index, log, clock)
         try:
-            _replay(path, place, log, files, bytes_max)
+            return _recovered(place, definition, index, log, options, files, clock, is_merged=is_merged)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            path = WritePath(definition, index, log, clock)
-            _replay(path, place, log, files, bytes_max)
+            return _recovered(place, definition, index, log, options, files, clock, is_merged=is_merged)
     except BaseException:
         log.close()
         if index is not None:
             index.close()
         raise
-    return path
 
 
 def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
@@ -179,9 +197,7 @@ def _build(
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     with closing(index):
-        path = WritePath(definition, index, log, clock)
-        path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
-        path.commit()
+        _recovered(place, definition, index, log, options, files, clock, is_merged=True)
     put_in_place(place, files)
 
 
@@ -248,10 +264,24 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files, bytes_max: int) -> None:
-    path.catch_up(LogFiles(place.log, place.identity, files), bytes_max)
-    if path.memtable.is_merged and synced_end(path.state) != log.end:
+def _recovered(
+    place: BucketPlace,
+    definition: TableDefinition,
+    index: Index,
+    log: Log,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+    *,
+    is_merged: bool,
+) -> WritePath:
+    path = WritePath(definition, index, log, clock)
+    path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
+    if not is_merged and not path.memtable.is_merged:
+        path.begin_merge()  # now, since nothing has to be sorted for it yet
+    elif synced_end(path.state) != log.end or not path.memtable.is_merged:
         path.commit()
+    return path
 
 
 def synced_end(state: IndexState) -> LogEnd:

@@ -8,16 +8,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows, together
 from kvstore.memtable.run import Run, merged
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
 from logformat.ids import SchemaId
-from logformat.log.batch import BatchHeader, LogBatch, decode_verified
+from logformat.log.batch import BatchHeader, records_of
 from logformat.log.index_state import IndexState
 
+TOGETHER_BYTES = 16 << 20
+"""Batches with up to this many bytes are decoded together."""
+LARGE_ROWS = 1024
+"""Batches of fewer rows are handled together."""
 RUN_BYTES = 128 << 20
 """Rows are published once they take this much: to bring them together takes as much again."""
 
@@ -37,26 +45,40 @@ class Part(NamedTuple):
 
 
 def runs_of(
-    found: Iterable[Verified], definition: TableDefinition, saw: Callable[[LogBatch], None] | None = None
+    found: Iterable[Verified],
+    definition: TableDefinition,
+    bytes_max: int,
+    saw: Callable[[pa.RecordBatch], None] | None = None,
 ) -> Iterator[tuple[list[BatchHeader], Run]]:
     """Read batches of a table with a key, many in one pass: their headers, and the rows that they left.
 
     Args:
-        saw: Called with each batch.
+        bytes_max: Up to so many bytes of batches are decoded together.
+        saw: Called with the rows of each batch, or of several.
 
     Raises:
         CorruptBatch: A batch is damaged, or not of this table.
     """
-    for batches in together(found):
+    for batches in together(found, bytes_max):
         schema_id = SchemaId(batches[0][0].schema_id)
         schema = definition.schema_of(schema_id)
         changes: list[FinalChanges] = []
-        for header, data in batches:
-            batch = decode_verified(header, data, schema)
-            changes.append(FinalChanges.of(batch))
+        for few in _few_together(batches):
+            kinds, rows = zip(*(records_of(*each, schema) for each in few), strict=True)
+            both = (kinds[0], rows[0]) if len(few) == 1 else (np.concatenate(kinds), pa.concat_batches(rows))
+            changes.append(FinalChanges.among(*both))
             if saw is not None:
-                saw(batch)
+                saw(both[1])
         yield [header for header, _ in batches], final_rows(definition, schema_id, changes)
+
+
+def _few_together(batches: list[Verified]) -> Iterator[list[Verified]]:
+    """Consecutive batches of few rows; and each larger one by itself, whose rows before updates are not copied."""
+    for is_large, some in groupby(batches, lambda each: each[0].record_count >= LARGE_ROWS):
+        if is_large:
+            yield from ([each] for each in some)
+        else:
+            yield list(some)
 
 
 def parts_of(found: Iterable[Verified], definition: TableDefinition, state: IndexState) -> Iterator[Part]:
@@ -75,14 +97,14 @@ def parts_of(found: Iterable[Verified], definition: TableDefinition, state: Inde
     ids, column = Ids(state.bucket_id, definition.buckets), definition.options.auto_increment
     next_count = state.next_count
 
-    def saw(batch: LogBatch) -> None:
+    def saw(rows: pa.RecordBatch) -> None:
         nonlocal next_count
-        if column is not None and batch.record_count:
-            next_count = next_count_after(batch.rows, column, ids, next_count)
+        if column is not None and rows.num_rows:
+            next_count = next_count_after(rows, column, ids, next_count)
 
     headers: list[BatchHeader] = []
     runs: list[Run] = []
-    for some, run in runs_of(found, definition, saw):
+    for some, run in runs_of(found, definition, TOGETHER_BYTES, saw):
         headers += some
         runs.append(run)
         if sum(each.size for each in runs) > RUN_BYTES:

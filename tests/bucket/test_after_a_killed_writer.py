@@ -19,7 +19,6 @@ import pytest
 
 import kvstore
 from kvstore.bucket import engine, handle, tail
-from kvstore.bucket.merge import replay
 from kvstore.bucket.reading import overlay, reader
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
@@ -98,7 +97,7 @@ def create(path: Path, buckets: int = 1) -> None:
 def test_the_next_writer_has_all_rows(path: Path, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its memtable; or in its index, if they take more memory than there is."""
     killed(path)
-    monkeypatch.setattr(replay, "TOGETHER_BYTES", 2_000)
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", 2_000)
     monkeypatch.setattr(tail, "RUN_BYTES", 500)
     merges: list[bool] = []
 

@@ -128,7 +128,7 @@ def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[
 
 
 @pytest.mark.parametrize(
-    ("together", "run_bytes", "found"), [(replay.TOGETHER_BYTES, tail.RUN_BYTES, 1 << 16), (2000, 300, 3)]
+    ("together", "run_bytes", "found"), [(tail.TOGETHER_BYTES, tail.RUN_BYTES, 1 << 16), (2000, 300, 3)]
 )
 @pytest.mark.parametrize("image", ["full", "wal"])
 def test_batches_of_several_schemas_are_replayed_byte_for_byte(
@@ -145,7 +145,7 @@ def test_batches_of_several_schemas_are_replayed_byte_for_byte(
             table.delete([number % 5, 100])
     before = contents(store_path)
     lose(store_path / BUCKET / "index")
-    monkeypatch.setattr(replay, "TOGETHER_BYTES", together)
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", together)
     monkeypatch.setattr(tail, "RUN_BYTES", run_bytes)
     monkeypatch.setattr(replay, "FOUND_KEYS", found)
     with kvstore.open(store_path) as store:

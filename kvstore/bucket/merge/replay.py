@@ -27,8 +27,6 @@ from logformat.log.batch import BatchHeader, LogBatch
 from logformat.log.change import ChangeType
 from logformat.rows.rows import verified
 
-TOGETHER_BYTES = 16 << 20
-"""Batches with up to this many bytes are decoded together."""
 FOUND_KEYS = 1 << 16
 """Keys whose rows are looked up at a time."""
 
@@ -54,22 +52,25 @@ class FinalChanges(NamedTuple):
 
     @classmethod
     def of(cls, batch: LogBatch, count: int | None = None) -> FinalChanges:
-        """Those of a batch, or of the first of its changes; its rows are not copied if all of them are."""
-        kinds = batch.change_types[:count]
+        """Those of a batch, or of the first of its changes."""
+        return cls.among(batch.change_types[:count], batch.rows.slice(0, count))
+
+    @classmethod
+    def among(cls, kinds: np.ndarray, rows: pa.RecordBatch) -> FinalChanges:
+        """Those among changes, given their types and rows; the rows are not copied if all of them are."""
         is_final, leaves_row = _IS_FINAL[kinds], _LEAVES_A_ROW[kinds]
-        rows = batch.rows.slice(0, count)
         if is_final.all():
             return cls(leaves_row, rows)
         return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
-def together(found: Iterable[Verified]) -> Iterator[list[Verified]]:
-    """Consecutive batches of one schema, up to :data:`TOGETHER_BYTES` of them."""
+def together(found: Iterable[Verified], bytes_max: int) -> Iterator[list[Verified]]:
+    """Consecutive batches of one schema, up to so many bytes of them."""
     for _, batches in groupby(found, key=lambda each: each[0].schema_id):
         waiting: list[Verified] = []
         size = 0
         for batch in batches:
-            if waiting and size + batch[0].size > TOGETHER_BYTES:
+            if waiting and size + batch[0].size > bytes_max:
                 yield waiting
                 waiting, size = [], 0
             waiting.append(batch)

@@ -41,6 +41,8 @@ from logformat.log.writer_entry import WriterEntry
 
 LOOK_SECONDS = 0.25
 """How often a reader looks whether a bucket's writer lives, and whether a decided commit lacks its batch there."""
+TOGETHER_BYTES = 4 << 20
+"""Batches with up to this many bytes are decoded together."""
 KEPT_MAX = 1 << 16
 """Entries and batches that an index has meanwhile are kept up to this number."""
 
@@ -150,7 +152,8 @@ class Overlay:
     def _read_rows(self, found: Iterable[FoundBatch]) -> None:
         definition = self._definition()
         if definition.primary_key is not None:
-            for headers, run in runs_of(((each.header, each.data) for each in found), definition):
+            verified = ((each.header, each.data) for each in found)
+            for headers, run in runs_of(verified, definition, TOGETHER_BYTES):
                 self._generation.add(headers[-1].last_offset, run.keys, run.rows)
 
     def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:
