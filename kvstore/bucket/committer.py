@@ -34,7 +34,6 @@ import lmdb
 
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.pace import Pace
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
 from kvstore.bucket.write_path import Applied, Outcome, WritePath
@@ -51,6 +50,7 @@ from kvstore.errors import (
     StoreReplaced,
 )
 from kvstore.log.segments import LogFiles
+from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed

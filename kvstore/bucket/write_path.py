@@ -24,8 +24,7 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket import tail
-from kvstore.bucket.merge import cdc
+from kvstore.bucket.merge import cdc, tail
 from kvstore.bucket.merge.batching import beginning, joined
 from kvstore.bucket.merge.exchange import exchange
 from kvstore.bucket.merge.exchanged import Effect, Exchanged, digest_of

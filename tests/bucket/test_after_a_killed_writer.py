@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import engine, handle, tail
+from kvstore.bucket import engine, handle
+from kvstore.bucket.merge import tail
 from kvstore.bucket.reading import overlay, reader
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket import committer, tail
-from kvstore.bucket.merge import replay
+from kvstore.bucket import committer
+from kvstore.bucket.merge import replay, tail
 from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import tail
-from kvstore.bucket.merge import replay
+from kvstore.bucket.merge import replay, tail
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
 from kvstore.options import StoreOptions

@@ -8,7 +8,8 @@ from random import Random
 import pytest
 
 import kvstore
-from kvstore.bucket import recovery, tail, write_path
+from kvstore.bucket import recovery, write_path
+from kvstore.bucket.merge import tail
 from kvstore.meta import image
 from kvstore.read import rebuilt_rows
 from kvstore.replica.follow import bucket_files

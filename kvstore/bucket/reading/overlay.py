@@ -20,8 +20,8 @@ from uuid import UUID
 import numpy as np
 
 from kvstore.bucket.context import BucketContext
+from kvstore.bucket.merge.tail import runs_of, state_after
 from kvstore.bucket.recovery import is_at_end, synced_end
-from kvstore.bucket.tail import runs_of, state_after
 from kvstore.disk.files import refusals
 from kvstore.errors import CorruptBatch
 from kvstore.index.index import Index, View
