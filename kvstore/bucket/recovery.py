@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import lmdb
 
@@ -39,8 +40,13 @@ def open_for_writing(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    *,
+    is_merged: bool = False,
 ) -> WritePath:
     """Recover a bucket whose lock is held, and open it; what its index lacks is in its memtable then.
+
+    Args:
+        is_merged: Whether everything is merged, so that the index has every change of the log.
 
     Raises:
         CorruptBatch: The log lost durable changes. Nothing was changed.
@@ -48,23 +54,11 @@ def open_for_writing(
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):
-        return _opened(place, definition, options, files, clock, is_merged=False)
+        return _opened(place, definition, options, files, clock, is_merged)
 
 
-def open_merged(
-    place: BucketPlace,
-    definition: TableDefinition,
-    options: StoreOptions,
-    files: Files,
-    clock: Clock,
-) -> WritePath:
-    """Like :func:`open_for_writing`; and merge everything, so that the index has every change of the log.
-
-    Raises:
-        StoreError: See there.
-    """
-    with shortages(place.index):
-        return _opened(place, definition, options, files, clock, is_merged=True)
+open_merged = partial(open_for_writing, is_merged=True)
+"""For copies that no user writes."""
 
 
 def _opened(
@@ -73,7 +67,6 @@ def _opened(
     options: StoreOptions,
     files: Files,
     clock: Clock,
-    *,
     is_merged: bool,
 ) -> WritePath:
     files.verify(place.directory)  # what is found here is this bucket's
@@ -99,12 +92,12 @@ def _opened(
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
         try:
-            return _recovered(place, definition, index, log, options, files, clock, is_merged=is_merged)
+            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            return _recovered(place, definition, index, log, options, files, clock, is_merged=is_merged)
+            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
     except BaseException:
         log.close()
         if index is not None:
@@ -197,7 +190,7 @@ def _build(
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     with closing(index):
-        _recovered(place, definition, index, log, options, files, clock, is_merged=True)
+        _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=True)
     put_in_place(place, files)
 
 
@@ -265,21 +258,13 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
 
 
 def _recovered(
-    place: BucketPlace,
-    definition: TableDefinition,
-    index: Index,
-    log: Log,
-    options: StoreOptions,
-    files: Files,
-    clock: Clock,
-    *,
-    is_merged: bool,
+    path: WritePath, place: BucketPlace, options: StoreOptions, files: Files, *, is_merged: bool
 ) -> WritePath:
-    path = WritePath(definition, index, log, clock)
+    """A path with every change of its log."""
     path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
     if not is_merged and not path.memtable.is_merged:
         path.begin_merge()  # now, since nothing has to be sorted for it yet
-    elif synced_end(path.state) != log.end or not path.memtable.is_merged:
+    elif synced_end(path.state) != path.log.end or not path.memtable.is_merged:
         path.commit()
     return path
 

@@ -22,11 +22,11 @@ from logformat.ids import SchemaId
 from logformat.log.batch import BatchHeader, records_of
 from logformat.log.index_state import IndexState
 
-TOGETHER_BYTES = 16 << 20
+TOGETHER_BYTES = 32 << 20
 """Batches with up to this many bytes are decoded together."""
 LARGE_ROWS = 1024
 """Batches of fewer rows are handled together."""
-RUN_BYTES = 128 << 20
+RUN_BYTES = 48 << 20
 """Rows are published once they take this much: to bring them together takes as much again."""
 
 
