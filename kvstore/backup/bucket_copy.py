@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvstore.backup.cut import BucketCut, log_of
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing, usable_index
+from kvstore.bucket.recovery import open_merged, usable_index
 from kvstore.bucket.snapshots import snapshot
 from kvstore.clock import Clock
 from kvstore.disk import pages
@@ -55,7 +55,7 @@ def copy_bucket(
     _copy_log(bucket, target, files, done)
     _copy_snapshot(bucket, target, files)
     _copy_index(bucket, target, files, done)
-    open_for_writing(target, definition, StoreOptions(), files, clock).close()
+    open_merged(target, definition, StoreOptions(), files, clock).close()
 
 
 def _copy_log(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:

@@ -1,6 +1,6 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-* The log is the truth: whatever the index lacks is replayed from it.
+* The log is the truth: whatever the index lacks is read from it into the memtable, which is merged later as always.
 * An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
   or from the log alone if the log is complete.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import lmdb
 
@@ -26,6 +27,7 @@ from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log
 from kvstore.log.segments import LogEnd, LogFiles, ends_at
+from kvstore.memtable.budget import Budget
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths
@@ -38,8 +40,13 @@ def open_for_writing(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    *,
+    is_merged: bool = False,
 ) -> WritePath:
-    """Recover a bucket whose lock is held, and open it; its index then has every change of its log.
+    """Recover a bucket whose lock is held, and open it; what its index lacks is in its memtable then.
+
+    Args:
+        is_merged: Whether everything is merged, so that the index has every change of the log.
 
     Raises:
         CorruptBatch: The log lost durable changes. Nothing was changed.
@@ -47,11 +54,20 @@ def open_for_writing(
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):
-        return _opened(place, definition, options, files, clock)
+        return _opened(place, definition, options, files, clock, is_merged)
+
+
+open_merged = partial(open_for_writing, is_merged=True)
+"""For copies that no user writes."""
 
 
 def _opened(
-    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+    place: BucketPlace,
+    definition: TableDefinition,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+    is_merged: bool,
 ) -> WritePath:
     files.verify(place.directory)  # what is found here is this bucket's
     index = usable_index(place, options, files)
@@ -75,21 +91,18 @@ def _opened(
         if index is None:
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-        path = WritePath(definition, index, log, clock)
         try:
-            _replay(path, place, log, files)
+            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
         except lmdb.CorruptedError:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            path = WritePath(definition, index, log, clock)
-            _replay(path, place, log, files)
+            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
     except BaseException:
         log.close()
         if index is not None:
             index.close()
         raise
-    return path
 
 
 def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
@@ -177,8 +190,7 @@ def _build(
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     with closing(index):
-        path = WritePath(definition, index, log, clock)
-        _replay(path, place, log, files)
+        _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=True)
     put_in_place(place, files)
 
 
@@ -245,10 +257,16 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
-    path.catch_up(LogFiles(place.log, place.identity, files))
-    if synced_end(path.state) != log.end or not path.memtable.is_merged:
+def _recovered(
+    path: WritePath, place: BucketPlace, options: StoreOptions, files: Files, *, is_merged: bool
+) -> WritePath:
+    """A path with every change of its log."""
+    path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
+    if not is_merged and not path.memtable.is_merged:
+        path.begin_merge()  # now, since nothing has to be sorted for it yet
+    elif synced_end(path.state) != path.log.end or not path.memtable.is_merged:
         path.commit()
+    return path
 
 
 def synced_end(state: IndexState) -> LogEnd:
