@@ -44,7 +44,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
 from kvstore.request.grouping import grouped
-from kvstore.request.request import Request
+from kvstore.request.request import Grouping, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
@@ -379,7 +379,13 @@ class WritePath:
             UniqueViolation: Nothing was changed.
         """
         if request.grouping is None:
-            request = replace(request, grouping=grouped(self._layout, request.changes.rows))
+            known = request.encoded
+            grouping = (
+                grouped(self._layout, request.changes.rows)
+                if known is None
+                else Grouping(known.keys, known.order, known.starts, known.lasts)
+            )
+            request = replace(request, grouping=grouping)
         assert request.grouping is not None
         grouping, options = request.grouping, self.definition.options
         incoming = filled(request.changes.rows, self.definition.schema)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import numpy as np
 from kvstore.kernel.library import RecordMaker
 from kvstore.kernel.writes import Encoded, Table, address_of
 from logformat.binary_column import WORD, BinaryColumn
+from logformat.log.arrow_message import RAW_BYTES_MAX
 from logformat.log.batch import ALIGNMENT
 from logformat.log.few_records import HEADER_BYTES, Template
 
@@ -26,6 +27,8 @@ _RESULTS = struct.Struct("<QQQq")
 _BATCH = struct.Struct("<18Q")
 _SCRATCH_OF_OPERATION, _SCRATCH_OF_COLUMN = 96, 64
 """What the call needs, in bytes; ``changes.c`` has the layouts."""
+_ROOM_MAX = RAW_BYTES_MAX
+"""A batch that is larger is refused, and Python says so."""
 FEW_MAX = 256
 """Up to so many operations take less time than giving the interpreter's lock to another thread."""
 
@@ -119,7 +122,7 @@ class ChangeMaker:
         numbers = _numbers_of(count).pack(*key_ends, *ends, *sizes)
         memory = b"".join([numbers, *rows.names, *rows.values, *old])
         at_ends = WORD * (count + 1)
-        start, each = address_of(memory), _each(count)
+        start, each = address_of(memory), _EACH_AT
         keys = start + len(numbers)
         values = keys + key_ends[-1]
         key_bytes, value_bytes, old_bytes = key_ends[-1], ends[-1], sum(sizes)
@@ -140,7 +143,7 @@ class ChangeMaker:
         count, old_start, old_end = len(values), int(old.offsets[0]), int(old.offsets[-1])
         ends = int(keys.offsets[-1]), int(values.offsets[-1])
         # At most two records have the bytes of a key, and of what is stored.
-        key_bytes = 2 * (count * int(keys.lengths.max()) if len(keys) < count else ends[0])
+        key_bytes = 2 * (int((keys.lengths * (rows.lasts - rows.starts + 1)).sum()) if len(keys) < count else ends[0])
         lengths = stored.lengths
         return self._called(
             (count, len(keys), skips, *ends, old_end - old_start),
@@ -154,7 +157,7 @@ class ChangeMaker:
 
     def _called(self, numbers: tuple[int, ...], addresses: tuple[int, ...], bytes_max: int) -> Made | None:
         count, keys, *_ = numbers
-        room = self._room + count * self._room_of_operation + bytes_max
+        room = min(self._room + count * self._room_of_operation + bytes_max, _ROOM_MAX)
         scratch_bytes = count * _SCRATCH_OF_OPERATION + self._scratch
         target, final, scratch = np.zeros(room, np.uint8), np.empty(keys, np.int64), np.empty(scratch_bytes, np.uint8)
         batch = _BATCH.pack(*numbers, *addresses, address_of(final), address_of(scratch), scratch_bytes)
@@ -170,12 +173,5 @@ def _numbers_of(count: int) -> struct.Struct:
     return struct.Struct(f"<{3 * count + 2}q")
 
 
-@cache
-def _each(count: int) -> int:
-    """The address of the numbers from 0 to a few, which stay."""
-    assert count <= FEW_MAX
-    _EACH[count] = np.arange(count)
-    return address_of(_EACH[count])
-
-
-_EACH: dict[int, np.ndarray] = {}
+_EACH = np.arange(FEW_MAX)
+_EACH_AT = address_of(_EACH)

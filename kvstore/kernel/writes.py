@@ -156,35 +156,30 @@ def encode_rows(
     count = rows.num_rows
     room = _key_room(table, count, rows_bytes)
     capacity = rows_bytes + (table.fixed_bytes + WORD) * count
-    flat, values, numbers = (
-        np.empty(2 * room, np.uint8),
-        np.empty(capacity, np.uint8),
-        np.empty(13 * count + 4, np.int64),
-    )
+    flat, values, numbers = np.empty(room, np.uint8), np.empty(capacity, np.uint8), np.empty(5 * count + 3, np.int64)
+    scratch, words = np.empty(room, np.uint8), np.empty(8 * count + 1, np.int64)  # of no use afterwards
     places = np.arange(count)
     if is_delete is not None:
         places[is_delete] = -1
     column, _array = _exported(rows)
-    keys, address = address_of(flat), address_of(numbers)
-    order, starts, lasts, sums, hashes, cursors = (address + WORD * count * nth for nth in range(6))
-    key_ends, ends_of_rows, ends = (address + WORD * (6 * count + (count + 1) * nth) for nth in range(3))
-    found, entries = (address + WORD * (9 * count + 3 + nth) for nth in range(2))
+    order, starts, lasts, key_ends = (address_of(numbers) + WORD * count * nth for nth in range(4))
+    ends = key_ends + WORD * (count + 1)
+    found = ends + WORD * (count + 1)
+    entries, sums, hashes, cursors, ends_of_rows = (address_of(words) + WORD * count * nth for nth in (0, 4, 5, 6, 7))
     status = kernel.kv_rows(
-        *(table.address, column, address_of(places), table.key_address, table.key_columns, keys + room, room),
-        *(ends_of_rows, entries, keys, key_ends, order, starts, lasts, found),
+        *(table.address, column, address_of(places), table.key_address, table.key_columns, address_of(scratch), room),
+        *(ends_of_rows, entries, address_of(flat), key_ends, order, starts, lasts, found),
         *(address_of(values), capacity, ends, sums, hashes, cursors),
     )
     if status != _DONE:
         return None
-    different = int(numbers[9 * count + 3])
-    key_offsets = numbers[6 * count : 6 * count + different + 1]
-    offsets = numbers[8 * count + 2 : 9 * count + 3]
+    different = int(numbers[5 * count + 2])
+    key_offsets = numbers[3 * count : 3 * count + different + 1]
+    offsets = numbers[4 * count + 1 : 5 * count + 2]
     if table.key_width is not None:
         flat = flat[: different * table.key_width]
     return Encoded(
-        BinaryColumn(
-            flat if table.key_width is None else flat[: different * table.key_width], key_offsets, table.key_width
-        ),
+        BinaryColumn(flat, key_offsets, table.key_width),
         *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
         BinaryColumn(values, offsets),
         table.schema_id,

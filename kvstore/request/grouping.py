@@ -38,6 +38,9 @@ def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | N
     return None if found is None else Grouping(*found)
 
 
+_SLICE_BYTES, _ROW_BYTES = 1 << 14, 1 << 10
+
+
 def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | None:
     """The changes as they are stored; None if Python has to encode them.
 
@@ -49,7 +52,10 @@ def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | Non
         return None
     has_deletes = changes.is_delete.true_count > 0
     is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
-    return writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
+    size = bytes_of(rows)
+    if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES:
+        size = rows.nbytes  # it may be a slice of many rows
+    return writes.encode_rows(kernel, table, rows, size, is_delete)
 
 
 def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:

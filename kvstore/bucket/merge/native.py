@@ -70,6 +70,7 @@ def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compressi
     if made.records < COMPRESSED_RECORDS_MIN:
         compression = None
     if compression is None and len(made.batch) <= BATCH_BYTES_MAX and made.records <= RECORDS_MAX:
-        return [finished(made.batch, header, made.records)]
+        # A copy: the log keeps what is not synced yet, and the kernel had more room than it needed.
+        return [finished(memoryview(bytearray(made.batch)), header, made.records)]
     header.change_types, header.rows = encoder.decoded(made.batch, made.records)
     return encode_parts(header, compression=compression)
