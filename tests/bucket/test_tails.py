@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket import committer
-from kvstore.bucket.merge import replay, tail
+from kvstore.bucket import committer, write_path
+from kvstore.bucket.merge import native, replay, tail
 from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
@@ -113,7 +113,7 @@ def test_the_index_is_what_it_would_have_been(
                 store.flush()
             table.upsert({"k": KEYS, "v": 0, "s": ""})
         killed = kept[min(slices, len(kept) - 1)]
-        for name, limit in zip(("TOGETHER_BYTES", "LARGE_ROWS", "RUN_BYTES"), limits, strict=False):
+        for name, limit in zip(("TOGETHER_BYTES", "LARGE_ROWS", "RUN_BYTES", "DECODED_BYTES"), limits, strict=True):
             patch.setattr(tail, name, limit)
         patch.setattr(replay, "FOUND_KEYS", limits[-1])
         patch.setattr(run, "FEW_KEYS", 1)
@@ -171,3 +171,37 @@ def test_what_is_not_merged_when_a_store_is_closed_stays_in_the_log(
         store.table("t").upsert({"k": 2, "v": 2, "s": ""})
         assert store.table("t").count() == 2
         assert store.check().ok
+
+
+@pytest.mark.parametrize("large_rows", [1, 1000])
+def test_repetitive_rows_are_not_decoded_all_together(
+    store_path: Path, large_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their batches take a small part of that in the log."""
+    text, limit = "again and again " * 50, 1_000_000
+    for module in (native, write_path):
+        monkeypatch.setattr(module, "COMPRESSED_RECORDS_MIN", 1)
+    with opened(store_path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k", compression="zstd")
+        for first in range(0, 10_000, 500):
+            table.upsert([{"k": k, "v": k, "s": text} for k in range(first, first + 500)])
+        table.upsert([{"k": k, "v": -1, "s": text} for k in range(0, 10_000, 20)])
+        shutil.copytree(store_path, killed := store_path.with_name("killed"))
+    log = sum(file.stat().st_size for file in killed.glob("tables/1/0/log/*.log"))
+    assert log < limit // 4
+    decoded: list[int] = []
+    final_rows = tail.final_rows
+
+    def and_note(definition: Any, schema_id: Any, given: Sequence[replay.FinalChanges]) -> run.Run:
+        decoded.append(sum(each.rows.nbytes for each in given))
+        return final_rows(definition, schema_id, given)
+
+    monkeypatch.setattr(tail, "final_rows", and_note)
+    monkeypatch.setattr(tail, "DECODED_BYTES", limit, raising=False)
+    monkeypatch.setattr(tail, "LARGE_ROWS", large_rows)
+    with opened(killed) as store:
+        store.table("t").upsert({"k": 10_000, "v": 1, "s": ""})
+        assert values(store.table("t")) == {k: k if k % 20 else -1 for k in range(10_000)} | {10_000: 1}
+        assert store.check().ok
+    assert len(decoded) >= 8
+    assert max(decoded) <= limit

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +22,9 @@ from logformat.log.batch import BatchHeader, records_of
 from logformat.log.index_state import IndexState
 
 TOGETHER_BYTES = 32 << 20
-"""Batches with up to this many bytes are decoded together."""
+"""Batches with up to this many bytes in the log are handled together."""
+DECODED_BYTES = 64 << 20
+"""Nor more than take this much once they are decoded: repetitive rows take far more than their batch in the log."""
 LARGE_ROWS = 1024
 """Batches of fewer rows are handled together."""
 RUN_BYTES = 48 << 20
@@ -53,8 +54,8 @@ def runs_of(
     """Read batches of a table with a key, many in one pass: their headers, and the rows that they left.
 
     Args:
-        bytes_max: Up to so many bytes of batches are decoded together.
-        saw: Called with the rows of each batch, or of several.
+        bytes_max: Up to so many bytes of batches are handled together.
+        saw: Called with the rows of each batch, or of several, without the rows before updates.
 
     Raises:
         CorruptBatch: A batch is damaged, or not of this table.
@@ -62,23 +63,52 @@ def runs_of(
     for batches in together(found, bytes_max):
         schema_id = SchemaId(batches[0][0].schema_id)
         schema = definition.schema_of(schema_id)
+        headers: list[BatchHeader] = []
         changes: list[FinalChanges] = []
-        for few in _few_together(batches):
-            kinds, rows = zip(*(records_of(*each, schema) for each in few), strict=True)
-            both = (kinds[0], rows[0]) if len(few) == 1 else (np.concatenate(kinds), pa.concat_batches(rows))
-            changes.append(FinalChanges.among(*both))
+        size = 0
+        for few in _few_together(_Decoded(header, *records_of(header, data, schema)) for header, data in batches):
+            final = _final_of(few)
+            more = final.rows.nbytes
+            if changes and size + more > DECODED_BYTES:
+                yield headers, final_rows(definition, schema_id, changes)
+                headers, changes, size = [], [], 0
+            headers += [each.header for each in few]
+            changes.append(final)
+            size += more
             if saw is not None:
-                saw(both[1])
-        yield [header for header, _ in batches], final_rows(definition, schema_id, changes)
+                saw(final.rows)
+        yield headers, final_rows(definition, schema_id, changes)
 
 
-def _few_together(batches: list[Verified]) -> Iterator[list[Verified]]:
+class _Decoded(NamedTuple):
+    header: BatchHeader
+    kinds: np.ndarray
+    rows: pa.RecordBatch
+
+
+def _few_together(decoded: Iterable[_Decoded]) -> Iterator[list[_Decoded]]:
     """Consecutive batches of few rows; and each larger one by itself, whose rows before updates are not copied."""
-    for is_large, some in groupby(batches, lambda each: each[0].record_count >= LARGE_ROWS):
+    few: list[_Decoded] = []
+    size = 0
+    for each in decoded:
+        is_large, more = each.rows.num_rows >= LARGE_ROWS, each.rows.nbytes
+        if few and (is_large or size + more > DECODED_BYTES):
+            yield few
+            few, size = [], 0
+        few.append(each)
+        size += more
         if is_large:
-            yield from ([each] for each in some)
-        else:
-            yield list(some)
+            yield few
+            few, size = [], 0
+    if few:
+        yield few
+
+
+def _final_of(few: list[_Decoded]) -> FinalChanges:
+    if len(few) == 1:
+        return FinalChanges.among(few[0].kinds, few[0].rows)
+    kinds = np.concatenate([each.kinds for each in few])
+    return FinalChanges.among(kinds, pa.concat_batches([each.rows for each in few]))
 
 
 def parts_of(found: Iterable[Verified], definition: TableDefinition, state: IndexState) -> Iterator[Part]:
