@@ -21,6 +21,7 @@ from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
+from logformat.log import index_state
 from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
 
@@ -205,3 +206,23 @@ def test_repetitive_rows_are_not_decoded_all_together(
         assert store.check().ok
     assert len(decoded) >= 8
     assert max(decoded) <= limit
+
+
+def test_short_sessions_make_progress(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes the tail of the one before into the index, however little time it has when it is closed."""
+    monkeypatch.setattr(committer, "CLOSE_SECONDS", 0.0)
+    for name in ("SLICE_ROWS", "SLICE_ROWS_MAX"):
+        monkeypatch.setattr(memtable, name, 5)
+    with opened(store_path) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        table.upsert([{"k": k, "v": k, "s": ""} for k in range(40)])
+        ends = [table.offsets()[0][1]]
+    for number in range(4):
+        with opened(store_path) as store:
+            table = store.table("t")
+            table.upsert({"k": -number, "v": number, "s": ""})
+            ends.append(table.offsets()[0][1])
+        assert index_state.decode(contents(store_path)[b"\0"]).applied_offset >= ends[number]
+    with opened(store_path) as store:
+        assert values(store.table("t")) == {k: abs(k) for k in range(-3, 40)}
+        assert store.check().ok
