@@ -63,10 +63,10 @@ class SortedRows:
         """Keys and rows that come next; and the places to give to :meth:`taken` once they are stored.
 
         Args:
-            count: How many, about; at least one.
+            count: How many at most, or one of each layer; at least one.
             bytes_max: They are no more once they have more bytes than this.
         """
-        ends = self._ends(count)
+        ends = self._ends(count, bytes_max)
         all_parts = zip(self._parts, self._places, ends, strict=True)
         taken = [(part, first, last) for part, first, last in all_parts if last > first]
         if not taken:
@@ -87,12 +87,31 @@ class SortedRows:
         """What :meth:`next` has given is stored."""
         self._places = places
 
-    def _ends(self, count: int) -> list[int]:
-        """Places of the end of about so many rows, each part up to the same key."""
-        each = max(count // max(len(self._parts), 1), 1)
-        ends = [min(place + each, len(part.keys)) for part, place in zip(self._parts, self._places, strict=True)]
+    def _ends(self, count: int, bytes_max: int) -> list[int]:
+        """Places of the end of so many rows and bytes at most, each part up to the same key.
+
+        Where keys of the parts follow each other, all may be of one part; where they alternate, of each is taken less.
+        """
+        left = sum(place < len(part.keys) for part, place in zip(self._parts, self._places, strict=True))
+        shares = 1
+        while True:
+            ends = self._ends_of(max(count // shares, 1), max(bytes_max // shares, 1))
+            if shares >= left or self._fits(ends, count, bytes_max):
+                return ends
+            shares = min(2 * shares, left)
+
+    def _ends_of(self, count: int, bytes_max: int) -> list[int]:
+        """Those of so many of each part, but up to the same key."""
+        parts = list(zip(self._parts, self._places, strict=True))
+        ends = [part.end(place, count, bytes_max) for part, place in parts]
         last = [part.keys[end - 1] for part, end in zip(self._parts, ends, strict=True) if end < len(part.keys)]
-        return self._up_to(min(last), ends) if last and len(self._parts) > 1 else ends
+        return self._up_to(min(last), ends) if last and len(parts) > 1 else ends
+
+    def _fits(self, ends: Sequence[int], count: int, bytes_max: int) -> bool:
+        if sum(ends) - sum(self._places) > count:
+            return False
+        parts = zip(self._parts, self._places, ends, strict=True)
+        return sum(part.size(place, end) for part, place, end in parts) <= bytes_max
 
     def _up_to(self, key: bytes, ends: Sequence[int]) -> list[int]:
         places = zip(self._parts, self._places, ends, strict=True)
@@ -103,6 +122,17 @@ class _OfRun:
     def __init__(self, run: Run) -> None:
         self._run = run
         self.keys: _Keys = run.keys
+
+    def end(self, first: int, count: int, bytes_max: int) -> int:
+        """Where so many rows end, or one, if it is larger."""
+        offsets = self._run.rows.offsets
+        most = int(np.searchsorted(offsets, offsets[first] + bytes_max, "right")) - 1
+        return min(max(most, first + 1), first + count, len(self.keys))
+
+    def size(self, first: int, last: int) -> int:
+        """Bytes of rows."""
+        offsets = self._run.rows.offsets
+        return int(offsets[last] - offsets[first])
 
     def run(self, first: int, last: int) -> Run:
         return self._run.slice(first, last)
@@ -116,6 +146,14 @@ class _OfDicts:
     def __init__(self, layers: Layers[bytes, bytes]) -> None:
         self._layers = layers
         self.keys = _Ordered(layers)
+
+    def end(self, first: int, count: int, _: int) -> int:
+        """See :meth:`_OfRun.end`; what rows take is not known here."""
+        return min(first + count, len(self.keys))
+
+    def size(self, *_: int) -> int:
+        """See :meth:`end`."""
+        return 0
 
     def run(self, first: int, last: int) -> Run:
         return Run.of(*self.pairs(first, last))
