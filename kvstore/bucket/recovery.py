@@ -21,7 +21,8 @@ from kvstore.clock import Clock
 from kvstore.disk.address_space import shortages
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import Files
-from kvstore.errors import CorruptData, UnsupportedVersion
+from kvstore.disk.lmdb_files import DAMAGE
+from kvstore.errors import CorruptData, StoreFull, UnsupportedVersion
 from kvstore.index.compaction import OLD
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
@@ -93,7 +94,7 @@ def _opened(
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
         try:
             return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
-        except lmdb.CorruptedError:
+        except DAMAGE:
             index.close()
             _build(place, definition, log, options, files, clock)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
@@ -260,13 +261,28 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
 def _recovered(
     path: WritePath, place: BucketPlace, options: StoreOptions, files: Files, *, is_merged: bool
 ) -> WritePath:
-    """A path with every change of its log."""
+    """A path with every change of its log.
+
+    Raises:
+        lmdb.CorruptedError, lmdb.PageNotFoundError: A page of the index is damaged.
+    """
     path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
     if not is_merged and not path.memtable.is_merged:
         path.begin_merge()  # now, since nothing has to be sorted for it yet
+        _store_first(path)
     elif synced_end(path.state) != path.log.end or not path.memtable.is_merged:
         path.commit()
     return path
+
+
+def _store_first(path: WritePath) -> None:
+    """Store the first slice of a merge: some damage is met only by storing, and now the index can be built again."""
+    try:
+        path.merge_slice(0.0)
+    except DAMAGE:
+        raise
+    except (lmdb.Error, StoreFull, CorruptData):
+        pass  # nothing was stored; the merge goes on later, and says why it can't
 
 
 def synced_end(state: IndexState) -> LogEnd:

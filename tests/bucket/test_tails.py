@@ -17,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.bucket import committer, write_path
 from kvstore.bucket.merge import native, replay, tail
+from kvstore.index.index import Index
 from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
@@ -225,4 +226,22 @@ def test_short_sessions_make_progress(store_path: Path, monkeypatch: pytest.Monk
         assert index_state.decode(contents(store_path)[b"\0"]).applied_offset >= ends[number]
     with opened(store_path) as store:
         assert values(store.table("t")) == {k: abs(k) for k in range(-3, 40)}
+        assert store.check().ok
+
+
+def test_an_index_that_can_not_be_stored_in_is_rebuilt(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damage of a page that no read meets."""
+    killed = killed_with_a_tail(store_path, 20)
+    damaged, put = (killed / INDEX / "data.mdb").stat().st_ino, Index.put
+
+    def and_fail(self: Index, *given: Any) -> None:
+        if (Path(self.environment.directory) / "data.mdb").stat().st_ino == damaged:
+            raise lmdb.CorruptedError("a page is damaged")
+        put(self, *given)
+
+    monkeypatch.setattr(Index, "put", and_fail)
+    with opened(killed) as store:
+        store.table("t").upsert({"k": 20, "v": 20, "s": ""})
+        store.flush()
+        assert values(store.table("t")) == {k: k for k in range(21)}
         assert store.check().ok
