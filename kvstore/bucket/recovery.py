@@ -1,6 +1,7 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-* The log is the truth: whatever the index lacks is read from it into the memtable, which is merged later as always.
+* The log is the truth: whatever the index lacks is read from it into the memtable, which is merged later as always, but
+  for a first slice of it: damage that only storing meets is found while the index can be built again.
 * An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
   or from the log alone if the log is complete.
 """

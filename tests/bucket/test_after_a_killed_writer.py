@@ -28,6 +28,7 @@ from kvstore.disk import lock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import RecoveryLock
 from kvstore.errors import NoSuchTable, StoreLocked
+from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.repair.store import repair
 from logformat import paths
@@ -100,6 +101,7 @@ def test_the_next_writer_has_all_rows(path: Path, limit: int | None, monkeypatch
     killed(path)
     monkeypatch.setattr(tail, "TOGETHER_BYTES", 2_000)
     monkeypatch.setattr(tail, "RUN_BYTES", 500)
+    monkeypatch.setattr(memtable, "SLICE_ROWS", COUNT // 4)  # a slice is stored when the bucket is opened
     merges: list[bool] = []
 
     def opened(*given: Any) -> WritePath:
