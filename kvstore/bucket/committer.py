@@ -638,6 +638,9 @@ class Committer:
         try:
             if not self.memtable.is_merging:
                 self._begin_merge(began)
+            elif self._options.durability == "interval":
+                self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
+                self.durable_state = self.memtable.published.state
             self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
@@ -662,9 +665,6 @@ class Committer:
     def _commit_in_time(self) -> None:
         try:
             with self._turn_taken():
-                if self.memtable.is_merging and self._options.durability == "interval":
-                    self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
-                    self.durable_state = self._path.state
                 if not self.memtable.is_merged:
                     self._merge_slice(self._pace.share())
         except (StoreFull, CorruptData) as error:
