@@ -35,6 +35,9 @@ from kvstore.options import StoreOptions
 from logformat import paths
 from logformat.log.index_state import IndexState
 
+FREE_PARTS = 8
+"""This part of the store's memory a recovery takes in any case: else it would merge after each few rows."""
+
 
 def open_for_writing(
     place: BucketPlace,
@@ -42,12 +45,14 @@ def open_for_writing(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    budget: Budget | None = None,
     *,
     is_merged: bool = False,
 ) -> WritePath:
     """Recover a bucket whose lock is held, and open it; what its index lacks is in its memtable then.
 
     Args:
+        budget: Of the store, if other buckets have memtables, too.
         is_merged: Whether everything is merged, so that the index has every change of the log.
 
     Raises:
@@ -56,7 +61,8 @@ def open_for_writing(
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):
-        return _opened(place, definition, options, files, clock, is_merged)
+        memory = Budget(options.memtable_bytes) if budget is None else budget
+        return _opened(place, definition, options, files, clock, memory, is_merged)
 
 
 open_merged = partial(open_for_writing, is_merged=True)
@@ -69,6 +75,7 @@ def _opened(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    memory: Budget,
     is_merged: bool,
 ) -> WritePath:
     files.verify(place.directory)  # what is found here is this bucket's
@@ -91,15 +98,15 @@ def _opened(
             index.close()
             index = None
         if index is None:
-            _build(place, definition, log, options, files, clock)
+            _build(place, definition, log, options, files, clock, memory)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
         try:
-            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
+            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
         except DAMAGE:
             index.close()
-            _build(place, definition, log, options, files, clock)
+            _build(place, definition, log, options, files, clock, memory)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            return _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=is_merged)
+            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
     except BaseException:
         log.close()
         if index is not None:
@@ -169,6 +176,7 @@ def _build(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    memory: Budget,
 ) -> None:
     """Rebuild the index under another name, and rename it once it is complete.
 
@@ -192,7 +200,7 @@ def _build(
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     with closing(index):
-        _recovered(WritePath(definition, index, log, clock), place, options, files, is_merged=True)
+        _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=True)
     put_in_place(place, files)
 
 
@@ -259,15 +267,13 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _recovered(
-    path: WritePath, place: BucketPlace, options: StoreOptions, files: Files, *, is_merged: bool
-) -> WritePath:
+def _recovered(path: WritePath, place: BucketPlace, memory: Budget, files: Files, *, is_merged: bool) -> WritePath:
     """A path with every change of its log.
 
     Raises:
         lmdb.CorruptedError, lmdb.PageNotFoundError: A page of the index is damaged.
     """
-    path.catch_up(LogFiles(place.log, place.identity, files), Budget(options.memtable_bytes).limit)
+    path.catch_up(LogFiles(place.log, place.identity, files), max(memory.free(), memory.limit // FREE_PARTS))
     if not is_merged and not path.memtable.is_merged:
         path.begin_merge()  # now, since nothing has to be sorted for it yet
         _store_first(path)

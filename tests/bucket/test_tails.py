@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
-from kvstore.bucket import committer, write_path
+from kvstore.bucket import committer, engine, write_path
 from kvstore.bucket.merge import native, replay, tail
+from kvstore.bucket.recovery import open_for_writing
 from kvstore.index.index import Index
 from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
@@ -245,3 +246,28 @@ def test_an_index_that_can_not_be_stored_in_is_rebuilt(store_path: Path, monkeyp
         store.flush()
         assert values(store.table("t")) == {k: k for k in range(21)}
         assert store.check().ok
+
+
+def test_recoveries_share_the_memory_of_their_store(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has no room beside the tail of another bucket is merged when its bucket is opened."""
+    rows = [{"k": k, "v": k, "s": ""} for k in range(200)]
+    with opened(store_path) as store:
+        for name in "ab":
+            store.create_table(name, SCHEMA, primary_key="k").upsert(rows)
+        shutil.copytree(store_path, killed := store_path.with_name("killed"))
+    monkeypatch.setattr(memtable, "SLICE_ROWS", 10)
+    sizes: list[int] = []
+
+    def and_note(*given: Any) -> write_path.WritePath:
+        path = open_for_writing(*given)
+        sizes.append(path.memtable.published.size)
+        return path
+
+    monkeypatch.setattr(engine, "open_for_writing", and_note)
+    with opened(killed, memtable_bytes=15_000) as store:
+        for name in "ab":
+            store.table(name).upsert({"k": 200, "v": 200, "s": ""})
+            assert values(store.table(name)) == {k: k for k in range(201)}
+        assert store.check().ok
+    assert 7_500 < sizes[0] < 15_000
+    assert sizes[1] == 0
