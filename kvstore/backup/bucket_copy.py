@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvstore.backup.cut import BucketCut, log_of
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing, usable_index
+from kvstore.bucket.recovery import open_merged, replay_start, usable_index
 from kvstore.bucket.snapshots import snapshot
 from kvstore.clock import Clock
 from kvstore.disk import pages
@@ -55,7 +55,7 @@ def copy_bucket(
     _copy_log(bucket, target, files, done)
     _copy_snapshot(bucket, target, files)
     _copy_index(bucket, target, files, done)
-    open_for_writing(target, definition, StoreOptions(), files, clock).close()
+    open_merged(target, definition, StoreOptions(), files, clock).close()
 
 
 def _copy_log(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:
@@ -128,9 +128,10 @@ def _continues(target: BucketPlace, files: Files, end: Offset) -> bool:
     if index is None:
         return False
     try:
+        log = LogFiles(target.log, target.identity)
         with index.view() as view:
-            return LogFiles(target.log, target.identity).start() <= view.state().synced_base <= end
-    except CorruptData:
+            return log.start() <= replay_start(view.state(), log).base <= end
+    except (CorruptData, OffsetOutOfRange):
         return False
     finally:
         index.close()

@@ -50,6 +50,7 @@ from kvstore.errors import (
     StoreReplaced,
 )
 from kvstore.log.segments import LogFiles
+from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
@@ -68,6 +69,9 @@ GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
+CLOSE_SECONDS = 2.0
+"""How long a bucket that is closed goes on with merges; the next opening takes the rest from the log, and then its
+merge is completed when the bucket is closed, however long it takes: so short sessions make progress, too."""
 STACK_FRAMES = 150
 """Calls that a write in its caller's thread may take; the committer's thread has a stack of its own."""
 
@@ -133,8 +137,12 @@ class Committer:
         self._part: Applied | None = None  # of a commit over several buckets, in a caller's turn
         self._is_pressed = False  # the memtable must not grow
         self._together = 1
-        self._applied_first = self._applied_last = self._merge_seconds = 0.0
+        self._applied_first = self._applied_last = context.clock.monotonic()
+        self._merge_seconds = 0.0
+        self._has_tail = not self.memtable.is_merged  # of a session before
         self._plan(0.0)
+        self._pace = Pace(self.memtable, context.budget, context.place.identity)
+        self._pace.note()  # a recovery may have left something
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
         self._thread.start()
@@ -206,7 +214,9 @@ class Committer:
         answer_of(request.answer)
 
     def close(self) -> None:
-        """Commit everything and end the thread.
+        """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
+
+        A merge of what sessions before have left is completed.
 
         Raises:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
@@ -226,7 +236,7 @@ class Committer:
             self._path.log.sync()  # makes acknowledged batches durable, wherever the directory is now
         finally:
             self._thread.join()
-            self._note_size(0)
+            self._pace.forget()
             self._path.close()
 
     def _run(self) -> None:
@@ -462,7 +472,7 @@ class Committer:
         with self._turn_taken():
             try:
                 # It was to be merged before, and that failed, or one group was large.
-                while (self._is_pressed or self._is_full()) and not self.memtable.is_merged:
+                while (self._is_pressed or self._pace.is_full()) and not self.memtable.is_merged:
                     self._merge_slice(1.0)
                 self._prepare()
                 return work()
@@ -538,7 +548,7 @@ class Committer:
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
             self._path.publish()
-            self._note_size(self.memtable.published.size)
+            self._pace.note()
             self._applied_last = self._clock.monotonic()
             if is_first:
                 self._applied_first = self._applied_last
@@ -605,25 +615,22 @@ class Committer:
         deadline = self._deadline()
         if deadline is None:
             return False
-        if deadline <= self._clock.monotonic():
-            return True
-        if self.memtable.is_merging:
-            return self.memtable.is_behind(self._context.budget.bucket_limit)
-        return self._is_half_full()
-
-    def _is_half_full(self) -> bool:
-        return self._context.budget.is_half(self.memtable.published.size)
-
-    def _is_full(self) -> bool:
-        return self._context.budget.is_reached(self.memtable.published.size)
-
-    def _note_size(self, size: int) -> None:
-        identity = self._context.place.identity
-        self._context.budget.note(identity.table_id, identity.bucket_id, size)
+        return deadline <= self._clock.monotonic() or self._pace.is_due()
 
     def _commit(self) -> None:
         with self._turn_taken():
             while not self.memtable.is_merged:
+                self._merge_slice(1.0)
+
+    def _commit_at_end(self) -> None:
+        """Make everything durable, and merge for a short time: what the index lacks then is read from the log.
+
+        What was read from it already is merged in any case: else each of many short sessions would begin with it.
+        """
+        until = self._clock.monotonic() + CLOSE_SECONDS
+        with self._turn_taken():
+            self._path.log.sync()
+            while not self.memtable.is_merged and (self._has_tail or self._clock.monotonic() < until):
                 self._merge_slice(1.0)
 
     def _merge_slice(self, share: float) -> None:
@@ -631,6 +638,9 @@ class Committer:
         try:
             if not self.memtable.is_merging:
                 self._begin_merge(began)
+            elif self._options.durability == "interval":
+                self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
+                self.durable_state = self.memtable.published.state
             self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
@@ -640,8 +650,8 @@ class Committer:
         self._merge_seconds += took
         self._meter.commit.since(began)
         if not self.memtable.is_merging:
-            self._is_pressed = False
-            self._note_size(self.memtable.published.size)
+            self._is_pressed = self._has_tail = False
+            self._pace.note()
             self._plan(self._merge_seconds)
 
     def _begin_merge(self, now: float) -> None:
@@ -656,7 +666,7 @@ class Committer:
         try:
             with self._turn_taken():
                 if not self.memtable.is_merged:
-                    self._merge_slice(self.memtable.due_share(self._context.budget.bucket_limit))
+                    self._merge_slice(self._pace.share())
         except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)
@@ -666,7 +676,10 @@ class Committer:
         try:
             if request.settle:
                 self._settle()
-            self._commit()
+            if request.last:
+                self._commit_at_end()
+            else:
+                self._commit()
         except StoreError as error:
             if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error

@@ -37,7 +37,8 @@ class BucketEngine:
         context.catalog.show_last_commit()  # it may be of a process that wrote the bucket and died
         place = context.place
         with refusals(place.directory):
-            path = open_for_writing(place, context.catalog.definition(), context.options, context.files, context.clock)
+            definition, options = context.catalog.definition(), context.options
+            path = open_for_writing(place, definition, options, context.files, context.clock, context.budget)
         gate = ReadGate()
         self.committer = Committer(path, context, gate, lambda: self.maintenance.begin())
         self.maintenance = Maintenance(context, path.memtable.index, self.committer.flush, gate)

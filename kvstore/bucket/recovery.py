@@ -1,6 +1,7 @@
 """Opening a bucket for writing: recovers every acknowledged change, however its last writer ended.
 
-* The log is the truth: whatever the index lacks is replayed from it.
+* The log is the truth: whatever the index lacks is read from it into the memtable, which is merged later as always, but
+  for a first slice of it: damage that only storing meets is found while the index can be built again.
 * An index that can't be read, or is ahead of the log, is rebuilt: from the newest valid snapshot and the log after it,
   or from the log alone if the log is complete.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 
 import lmdb
 
@@ -20,16 +22,21 @@ from kvstore.clock import Clock
 from kvstore.disk.address_space import shortages
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import Files
-from kvstore.errors import CorruptData, UnsupportedVersion
+from kvstore.disk.lmdb_files import DAMAGE
+from kvstore.errors import CorruptData, StoreFull, UnsupportedVersion
 from kvstore.index.compaction import OLD
 from kvstore.index.index import Index
 from kvstore.log import recovery as log_recovery
 from kvstore.log.log import Log
 from kvstore.log.segments import LogEnd, LogFiles, ends_at
+from kvstore.memtable.budget import Budget
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from logformat import paths
 from logformat.log.index_state import IndexState
+
+FREE_PARTS = 8
+"""This part of the store's memory a recovery takes in any case: else it would merge after each few rows."""
 
 
 def open_for_writing(
@@ -38,8 +45,15 @@ def open_for_writing(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    budget: Budget | None = None,
+    *,
+    is_merged: bool = False,
 ) -> WritePath:
-    """Recover a bucket whose lock is held, and open it; its index then has every change of its log.
+    """Recover a bucket whose lock is held, and open it; what its index lacks is in its memtable then.
+
+    Args:
+        budget: Of the store, if other buckets have memtables, too.
+        is_merged: Whether everything is merged, so that the index has every change of the log.
 
     Raises:
         CorruptBatch: The log lost durable changes. Nothing was changed.
@@ -47,11 +61,22 @@ def open_for_writing(
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
     with shortages(place.index):
-        return _opened(place, definition, options, files, clock)
+        memory = Budget(options.memtable_bytes) if budget is None else budget
+        return _opened(place, definition, options, files, clock, memory, is_merged)
+
+
+open_merged = partial(open_for_writing, is_merged=True)
+"""For copies that no user writes."""
 
 
 def _opened(
-    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+    place: BucketPlace,
+    definition: TableDefinition,
+    options: StoreOptions,
+    files: Files,
+    clock: Clock,
+    memory: Budget,
+    is_merged: bool,
 ) -> WritePath:
     files.verify(place.directory)  # what is found here is this bucket's
     index = usable_index(place, options, files)
@@ -73,23 +98,20 @@ def _opened(
             index.close()
             index = None
         if index is None:
-            _build(place, definition, log, options, files, clock)
+            _build(place, definition, log, options, files, clock, memory)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-        path = WritePath(definition, index, log, clock)
         try:
-            _replay(path, place, log, files)
-        except lmdb.CorruptedError:
+            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
+        except DAMAGE:
             index.close()
-            _build(place, definition, log, options, files, clock)
+            _build(place, definition, log, options, files, clock, memory)
             index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            path = WritePath(definition, index, log, clock)
-            _replay(path, place, log, files)
+            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
     except BaseException:
         log.close()
         if index is not None:
             index.close()
         raise
-    return path
 
 
 def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
@@ -154,6 +176,7 @@ def _build(
     options: StoreOptions,
     files: Files,
     clock: Clock,
+    memory: Budget,
 ) -> None:
     """Rebuild the index under another name, and rename it once it is complete.
 
@@ -177,8 +200,7 @@ def _build(
             raise _nothing_left(place)
         index = _unfinished_index(place, options, files)
     with closing(index):
-        path = WritePath(definition, index, log, clock)
-        _replay(path, place, log, files)
+        _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=True)
     put_in_place(place, files)
 
 
@@ -245,10 +267,29 @@ def _nothing_left(place: BucketPlace) -> CorruptData:
     )
 
 
-def _replay(path: WritePath, place: BucketPlace, log: Log, files: Files) -> None:
-    path.catch_up(LogFiles(place.log, place.identity, files))
-    if synced_end(path.state) != log.end or not path.memtable.is_merged:
+def _recovered(path: WritePath, place: BucketPlace, memory: Budget, files: Files, *, is_merged: bool) -> WritePath:
+    """A path with every change of its log.
+
+    Raises:
+        lmdb.CorruptedError, lmdb.PageNotFoundError: A page of the index is damaged.
+    """
+    path.catch_up(LogFiles(place.log, place.identity, files), max(memory.free(), memory.limit // FREE_PARTS))
+    if not is_merged and not path.memtable.is_merged:
+        path.begin_merge()  # now, since nothing has to be sorted for it yet
+        _store_first(path)
+    elif synced_end(path.state) != path.log.end or not path.memtable.is_merged:
         path.commit()
+    return path
+
+
+def _store_first(path: WritePath) -> None:
+    """Store the first slice of a merge: some damage is met only by storing, and now the index can be built again."""
+    try:
+        path.merge_slice(0.0)
+    except DAMAGE:
+        raise
+    except (lmdb.Error, StoreFull, CorruptData):
+        pass  # nothing was stored; the merge goes on later, and says why it can't
 
 
 def synced_end(state: IndexState) -> LogEnd:

@@ -23,11 +23,11 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge import cdc
+from kvstore.bucket.merge import cdc, tail
 from kvstore.bucket.merge.effect import Effect
 from kvstore.bucket.merge.identical import without_identical
 from kvstore.bucket.merge.native import COMPRESSED_RECORDS_MIN, merge_natively
-from kvstore.bucket.merge.replay import FinalChanges, replay
+from kvstore.bucket.merge.replay import effect_of
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -36,9 +36,10 @@ from kvstore.indexing.entries import TableEntries, are_entries_due, make_entries
 from kvstore.indexing.unique import UniqueIndexes
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch
-from kvstore.log.segments import LogFiles
+from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.memtable.memtable import Memtable
+from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
@@ -55,10 +56,8 @@ from logformat.ids import NO_WRITER, Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
-    BatchHeader,
     LogBatch,
     decode_header,
-    decode_verified,
     encode_parts,
 )
 from logformat.log.index_state import IndexState
@@ -68,9 +67,6 @@ from merge_engines.last_row import LastRow
 
 REPLAY_BYTES_MAX = 256 << 20
 """While changes are replayed, the memtable is merged when it takes this much."""
-
-REPLAY_TOGETHER_BYTES_MAX = 64 << 20
-"""Batches with up to this many bytes of rows that they leave are replayed together."""
 
 _NO_CHANGE_TYPES = np.zeros(0, np.uint8)
 _NO_ROWS = pa.record_batch([], names=[])
@@ -254,64 +250,56 @@ class WritePath:
         self._load()
         self.catch_up(log)
 
-    def catch_up(self, log: LogFiles) -> None:
-        """Replay the changes of the log that are not here; nothing is merged again.
+    def catch_up(self, log: LogFiles, bytes_max: int | None = None) -> None:
+        """Take the changes of the log that are not here into the memtable.
+
+        Args:
+            bytes_max: The memtable is merged into the index when it takes this much, in bytes; 256 MiB if not given.
 
         Raises:
             StoreFull: The index can't grow.
             CorruptBatch: The log is damaged.
         """
-        if self._state.applied_offset < self.log.trusted_end:
-            if (after := self._state.merging) is not None:
-                # What these changes replaced is not known any more, since the index has some of them; but the count and
-                # digest after them are.
-                found = log.batches(self._state.applied_offset, after.applied_offset)
-                self._replay_all((each.header, each.data) for each in found)
-                self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
-                self.memtable.publish(self._state)
-            found = log.batches(self._state.applied_offset, self.log.durable.offset)
-            self._replay_all((each.header, each.data) for each in found)
-            # After a failed sync, the rest may be in no file.
-            unsynced = self.log.unsynced(self._state.applied_offset)
-            self._replay_all((decode_header(data), data) for data in unsynced)
+        if self._state.applied_offset >= self.log.trusted_end:
+            return
+        if (after := self._state.merging) is not None:
+            # What these changes replaced is not known any more, since the index has some of them; but the count and
+            # digest after them are.
+            self._replay(log.batches(self._state.applied_offset, after.applied_offset), looks=False)
+            self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
+            self.memtable.publish_run(Run.of([], []), self._state)
+        found = log.batches(self._state.applied_offset, self.log.durable.offset)
+        self._replay(found, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
+        # After a failed sync, the rest may be in no file.
+        unsynced = ((decode_header(data), data) for data in self.log.unsynced(self._state.applied_offset))
+        self._take(tail.parts_of(unsynced, self.definition, self._state))
 
-    def _replay_all(self, found: Iterable[tuple[BatchHeader, memoryview]]) -> None:
-        """Replay batches of the log, many in one pass: only the last change of each key is stored."""
-        automatic = self.definition.options.auto_increment
-        waiting: list[LogBatch] = []
-        changes: list[FinalChanges] = []
-        waiting_bytes = 0
-        for header, data in found:
-            batch = decode_verified(header, data, self.definition.schema_of(header.schema_id))
-            final = FinalChanges.of(batch)
-            size = final.rows.nbytes
-            # A row is stored with the schema of its batch.
-            if waiting and (
-                batch.schema_id != waiting[0].schema_id or waiting_bytes + size > REPLAY_TOGETHER_BYTES_MAX
-            ):
-                self._replay(waiting, changes)
-                waiting, changes, waiting_bytes = [], [], 0
-            if automatic is None:
-                batch.rows = _NO_ROWS  # rows before updates would take as much memory again
-            waiting.append(batch)
-            changes.append(final)
-            waiting_bytes += size
-        if waiting:
-            self._replay(waiting, changes)
+    def _replay(self, found: Iterable[FoundBatch], *, looks: bool = True, bytes_max: int | None = None) -> None:
+        """Replay batches; everything is merged whenever the memtable takes so much memory."""
+        batches = ((each.header, each.data) for each in found)
+        self._take(tail.parts_of(batches, self.definition, self._state), looks=looks, bytes_max=bytes_max)
 
-    def _replay(self, batches: Sequence[LogBatch], changes: Sequence[FinalChanges]) -> None:
-        """Replay batches of one schema."""
-        self._forget_newer()
-        if self.definition.primary_key is None:
-            effect = Effect(sum(batch.record_count for batch in batches))
-        else:
-            effect = replay(self.memtable, self.definition, batches[0].schema_id, changes)
-        self._note(batches, effect)
-        self.publish()
-        # Little is not durable, and the sync may be what failed.
-        is_durable = batches[-1].next_offset <= self.log.durable.offset
-        if is_durable and self._state.merging is None and self.memtable.published.size >= REPLAY_BYTES_MAX:
-            self._merge_all()
+    def _take(self, parts: Iterable[tail.Part], *, looks: bool = True, bytes_max: int | None = None) -> None:
+        for part in parts:
+            self._forget_newer()
+            if self.definition.primary_key is None:
+                effect = Effect(sum(header.record_count for header in part.headers))
+            elif looks:
+                with self.memtable.view() as view:
+                    effect = effect_of(part.run, view.find)
+            else:
+                effect = Effect(0)
+            for header in part.headers:
+                for writer_id, entry in self._writers.remember(header).items():
+                    self.memtable.put_writer(writer_id, entry)
+            self._state = tail.state_after(self._state, part.headers)._replace(
+                row_count=self._state.row_count + effect.added_rows,
+                digest=(self._state.digest + effect.digest) % 2**64,
+                next_count=part.next_count,
+            )
+            self.memtable.publish_run(part.run, self._state)
+            if bytes_max is not None and self.memtable.published.size >= bytes_max:
+                self._merge_all()
 
     def _begin_merge(self) -> None:
         end = self.log.durable

@@ -23,7 +23,8 @@ _DATABASES_MAX = 1024
 _PROBE_BYTES = 1 << 12
 _OF_THE_DISK = (lmdb.Error, lmdb.DiskError, lmdb.MemoryError)
 """Types of LMDB's errors, exactly, that do not depend on the content of its file."""
-_DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+DAMAGE = (lmdb.CorruptedError, lmdb.PageNotFoundError)
+"""Types of LMDB's errors that mean damage."""
 
 Identity = tuple[int, int]
 """Numbers of a file's device and inode."""
@@ -114,7 +115,7 @@ def write_refusal(error: lmdb.Error, directory: Path) -> StoreError:
     """
     if isinstance(error, lmdb.MemoryError):
         return address_space.shortage(directory, error)
-    if isinstance(error, _DAMAGE):
+    if isinstance(error, DAMAGE):
         return CorruptData(
             "LMDB can't write an environment, because a page is damaged; run `kvstore check`.",
             path=directory,

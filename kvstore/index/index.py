@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -48,6 +48,16 @@ _CURSOR_KEYS_MIN = 4
 """To open a cursor costs as much as to put some rows."""
 
 
+class Layer(Protocol):
+    """Rows of keys; an empty one stands for a row that was deleted."""
+
+    def get(self, key: bytes, /) -> bytes | None:
+        """The row of a key, None if it is not here."""
+
+    def items(self) -> ItemsView[bytes, bytes]:
+        """All keys, each with its row."""
+
+
 class View:
     """A consistent view of an index, read through one transaction.
 
@@ -57,11 +67,11 @@ class View:
 
     Attributes:
         leaves: The argument.
-        layers: The rows that the view has and the index lacks, in dicts that do not change any more, the newest first,
-            empty where one was deleted; None if they are not in dicts.
+        layers: The rows that the view has and the index lacks, in layers that do not change any more, newest first,
+            empty where one was deleted; None if they are not in layers.
     """
 
-    layers: Sequence[Mapping[bytes, bytes]] | None = ()
+    layers: Sequence[Layer] | None = ()
 
     def __init__(
         self, transaction: Transaction, leaves: Leaves | None = None, mapped: MappedFile | None = None
@@ -326,18 +336,6 @@ class Index:
                 page_bytes, tree = found
                 yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
 
-    def replace(self, keys: Sequence[bytes], values: Sequence[bytes]) -> list[bytes]:
-        """Store rows and return the values they replace, empty if none. Keys are sorted and unique.
-
-        Raises:
-            CorruptData: A value is damaged. The open transaction is to be aborted.
-        """
-        with self._writable().cursor() as cursor:
-            replaced = _or_empty(map(cursor.replace, keys, values))
-        self._touched += len(keys)
-        self._has_changed_rows = True
-        return replaced
-
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Store rows. Keys are sorted and unique."""
         self._put(keys, values)
@@ -353,16 +351,13 @@ class Index:
                 cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
-    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Remove rows and return their values, empty if there is none. Keys are sorted and unique.
-
-        Raises:
-            CorruptData: A value is damaged. The open transaction is to be aborted.
-        """
+    def remove(self, keys: Sequence[bytes]) -> None:
+        """Remove rows. Keys are sorted and unique."""
         transaction = self._writable()
+        for key in keys:
+            transaction.delete(key)
         self._touched += len(keys)
         self._has_changed_rows = True
-        return _or_empty(map(transaction.pop, keys))
 
     def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Remove entries of secondary indexes, and store others. Keys are unique, and best sorted."""

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from kvstore.disk.environment import Transaction
-from kvstore.index.index import Index, View
+from kvstore.index.index import Index, Layer, View
 from kvstore.indexing.entries import columns_of
 from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
@@ -23,8 +23,7 @@ from logformat.rows.entries import CODE_BYTES_MAX, between, codes_of, entries_pr
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
 
-Rows: TypeAlias = Mapping[bytes, bytes]
-Derived: TypeAlias = tuple[tuple[Rows, dict[str, dict[bytes, list[bytes]]]], ...]
+Derived: TypeAlias = tuple[tuple[Layer, dict[str, dict[bytes, list[bytes]]]], ...]
 """Layers, which do not change any more, each with keys of its rows by their codes, by column."""
 
 
@@ -111,7 +110,7 @@ class SingleSearches:
         code = ROW + code
         start = head + code[:CODE_BYTES_MAX]
 
-        def look(transaction: Transaction, layers: tuple[Rows, ...]) -> list[tuple[bytes, bytes]] | None:
+        def look(transaction: Transaction, layers: Sequence[Layer]) -> list[tuple[bytes, bytes]] | None:
             known = memtable.index, index_id, transaction.id()
             if known != self._whole:
                 if not View(transaction).has_entries(index_id):
@@ -169,7 +168,7 @@ class SingleSearches:
                     break
         return rows
 
-    def _codes_of(self, layers: Sequence[Rows], column: str, derived: Derived) -> Derived:
+    def _codes_of(self, layers: Sequence[Layer], column: str, derived: Derived) -> Derived:
         """Keys of the rows of each layer by their codes, of this column and those that were asked for before."""
         if not layers:
             return ()
@@ -179,7 +178,7 @@ class SingleSearches:
                 by_column[column] = self._coded(rows, column)
         return tuple(known)
 
-    def _coded(self, layer: Rows, column: str) -> dict[bytes, list[bytes]]:
+    def _coded(self, layer: Layer, column: str) -> dict[bytes, list[bytes]]:
         rows = {key: row for key, row in layer.items() if row}
         found: dict[bytes, list[bytes]] = {}
         if rows:

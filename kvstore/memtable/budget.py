@@ -54,6 +54,10 @@ class Budget:
         """Whether a memtable of this size, which was taken down, is to be merged now: as much may come meanwhile."""
         return self._is_over(size, 2)
 
+    def free(self) -> int:
+        """What the memtables of the store do not take, in bytes; less than 0 if they take too much."""
+        return self.limit - self._total
+
     def _is_over(self, size: int, times: int) -> bool:
         if times * size >= self.bucket_limit:
             return True

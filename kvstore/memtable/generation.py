@@ -62,7 +62,7 @@ class Generation:
         for offset, run in reversed(self._runs):
             if entry is not None and entry[0] > offset:
                 break
-            if offset < end and (row := run.find(key)) is not None:
+            if offset < end and (row := run.get(key)) is not None:
                 return offset, row or None, entry
         return entry
 

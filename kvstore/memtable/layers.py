@@ -1,13 +1,15 @@
 """Layers: what keys have since a bucket's last merge, in dicts of which a newer one comes before the older ones.
 
 Changes go into the newest dict, unless a view has been given it: then they begin a new one. So a view goes on to see
-what it saw. Dicts of about one size become one, so there are few of them. Those that are being merged into the index
-are frozen: they go away together.
+what it saw. Dicts of about one size become one, so there are few of them. Many values that come together may be a
+layer of their own (a :class:`kvstore.memtable.run.Run`), which never changes. Layers that are being merged into the
+index are frozen: they go away together.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import ItemsView, Iterator
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -16,18 +18,38 @@ _LARGER = 2
 """A dict stays by itself while it is more than so many times as large as the newer one."""
 
 
+class Fixed(Protocol[K, V]):
+    """A layer that never changes."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[K]: ...
+
+    def get(self, key: K, /) -> V | None:
+        """The value of a key, None if there is none."""
+
+    def find_all(self, keys: list[K], /) -> list[V | None]:
+        """The value of each key, None if there is none."""
+
+    def items(self) -> ItemsView[K, V]:
+        """All keys, each with its value."""
+
+
+Layer: TypeAlias = dict[K, V] | Fixed[K, V]
+
+
 class Layers(Generic[K, V]):
     """Values by key.
 
     Args:
-        dicts: The newest first.
+        dicts: The newest first; dicts, or runs.
         frozen: How many of them, the oldest ones, change no more.
 
     Attributes:
         dicts: The argument.
     """
 
-    def __init__(self, dicts: tuple[dict[K, V], ...] = (), frozen: int = 0) -> None:
+    def __init__(self, dicts: tuple[Layer[K, V], ...] = (), frozen: int = 0) -> None:
         self.dicts = dicts
         self._frozen = frozen
 
@@ -38,14 +60,14 @@ class Layers(Generic[K, V]):
         """The value of each key, None if there is none; None if no key has one."""
         found: list[V | None] | None = None
         for each in self.dicts:
-            values = list(map(each.get, keys))
+            values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(keys)
             if values.count(None) < len(values):
                 found = values if found is None else [_first(*pair) for pair in zip(found, values, strict=True)]
         return found
 
     def all(self) -> dict[K, V]:
         """The value of every key; not to be changed."""
-        *newer, oldest = self.dicts or ({},)
+        *newer, oldest = (each if isinstance(each, dict) else dict(each.items()) for each in self.dicts or ({},))
         for each in reversed(newer):
             oldest = oldest | each
         return oldest
@@ -57,13 +79,18 @@ class Layers(Generic[K, V]):
             values: Given away.
             in_place: Whether no view has these layers, so that they may change.
         """
-        if in_place and len(self.dicts) > self._frozen:
-            self.dicts[0].update(values)
+        if in_place and len(self.dicts) > self._frozen and isinstance(newest := self.dicts[0], dict):
+            newest.update(values)
             return self
         newest, older = values, list(self.dicts)
-        while len(older) > self._frozen and len(older[0]) <= _LARGER * len(newest):
-            newest = older.pop(0) | newest
+        while len(older) > self._frozen and isinstance(next := older[0], dict) and len(next) <= _LARGER * len(newest):
+            newest = next | newest
+            del older[0]
         return Layers((newest, *older), self._frozen)
+
+    def over(self, values: Fixed[K, V]) -> Layers[K, V]:
+        """These layers, and over them a new one that changes no more."""
+        return Layers((values, *self.dicts), self._frozen)
 
     def freeze(self) -> Layers[K, V]:
         """These layers, all of them frozen."""

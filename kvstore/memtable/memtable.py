@@ -13,26 +13,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain, compress
+from itertools import compress
 from math import ceil
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from kvstore.disk.environment import Transaction
-from kvstore.index.index import Index, View
-from kvstore.memtable.layers import Layers
+from kvstore.index.index import Index, Layer as RowLayer, View
+from kvstore.memtable.layers import Layer, Layers
 from kvstore.memtable.run import Run
+from kvstore.memtable.sorted_rows import SortedRows
 from kvstore.memtable.view import NewerView
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
-from logformat.rows.ordering import in_order
 
 T = TypeVar("T")
 ROW_BYTES = 200
@@ -43,9 +43,6 @@ SLICE_ROWS_MAX = 1 << 16
 """Rows that it stores, at most: each may be on a page of its own, and LMDB keeps changed pages in memory."""
 SLICE_BYTES = 16 << 20
 """It takes no more rows once they have more bytes than this."""
-
-_SORTED_BY_NUMBERS = 1000
-"""So many keys are sorted faster by numbers than as objects."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ class Published:
     @cached_property
     def run(self) -> Run:
         """All rows that changed."""
-        return Run.of(*_in_order(self.rows))
+        return SortedRows(self.rows).all()
 
 
 class MovedEntries(Protocol):
@@ -106,14 +103,13 @@ class _Merge:
     def __init__(self, published: Published) -> None:
         self.state = published.state
         self.size = published.size
-        self._rows, self._writers = published.rows, published.writers
-        self._names, self._order = _ordered(published.rows)
-        self._place = 0
+        self._rows, self._writers = SortedRows(published.rows), published.writers
+        self._count = self._rows.left
 
     @property
     def share(self) -> float:
         """Which part of the rows is in the index."""
-        return self._place / len(self._order) if len(self._order) else 1.0
+        return self._rows.share
 
     def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> None:
         """Store the next slice.
@@ -127,9 +123,9 @@ class _Merge:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
             CorruptData: See :meth:`MovedEntries.move`. The same.
         """
-        keys, rows = self._slice(share)
-        end = self._place + len(keys)
-        is_last = end == len(self._order)
+        due = ceil((share - self.share) * self._count)
+        keys, rows, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
+        is_last = sum(places) == self._count
         try:
             if entries is not None:
                 entries.move(index, keys, rows)
@@ -144,18 +140,7 @@ class _Merge:
             index.commit(self.state if is_last else _halfway(before, self.state))
         finally:
             index.abort()  # without effect after the commit
-        self._place = end
-
-    def _slice(self, share: float) -> tuple[list[bytes], list[bytes]]:
-        """Keys and rows of the next slice."""
-        end = max(ceil(share * len(self._order)), self._place + SLICE_ROWS)
-        places = self._order[self._place : min(end, self._place + SLICE_ROWS_MAX)].tolist()
-        keys = list(map(self._names.__getitem__, places))
-        rows = _rows_of(keys, self._rows)
-        if sum(map(len, rows)) > SLICE_BYTES:
-            count = next(count for count, size in enumerate(accumulate(map(len, rows)), 1) if size > SLICE_BYTES)
-            return keys[:count], rows[:count]
-        return keys, rows
+        self._rows.taken(places)
 
 
 class Memtable:
@@ -174,7 +159,7 @@ class Memtable:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.entries: MovedEntries | None = None
-        self.derived: tuple[tuple[Mapping[bytes, bytes], Any], ...] = ()
+        self.derived: tuple[tuple[RowLayer, Any], ...] = ()
         self._pending = Layers[bytes, bytes]()
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -198,21 +183,15 @@ class Memtable:
         """Whether a merge has begun, and is not complete."""
         return self._merge is not None
 
-    def due_share(self, bytes_max: int) -> float:
-        """Which part of a merge is due: as much as there is of what was published meanwhile, compared with its room.
+    @property
+    def merging_size(self) -> int:
+        """About how many bytes of memory the rows take that are being merged; 0 if none are."""
+        return 0 if self._merge is None else self._merge.size
 
-        Args:
-            bytes_max: What both may take. There is no more room than the merge takes itself.
-        """
-        merge = self._merge
-        if merge is None:
-            return 0.0
-        room = min(merge.size, bytes_max - merge.size)
-        return 1.0 if room <= 0 else min(1.0, (self.published.size - merge.size) / room)
-
-    def is_behind(self, bytes_max: int) -> bool:
-        """Whether less than the due part is merged."""
-        return self._merge is not None and self._merge.share < self.due_share(bytes_max)
+    @property
+    def merged_share(self) -> float:
+        """Which part of the merge that is under way is in the index."""
+        return 0.0 if self._merge is None else self._merge.share
 
     def value(self, key: bytes) -> bytes | None:
         """The published row of a key; None if it is not there."""
@@ -223,7 +202,7 @@ class Memtable:
         # If it was merged meanwhile, the index has the row, or a newer one.
         return self.index.environment.get(key)
 
-    def at_once(self, look: Callable[[Transaction, tuple[dict[bytes, bytes], ...]], T]) -> T:
+    def at_once(self, look: Callable[[Transaction, Sequence[Layer[bytes, bytes]]], T]) -> T:
         """What a function finds, soon, in the index and in the layers over it, of which the newest is the first.
 
         Raises:
@@ -312,18 +291,6 @@ class Memtable:
         """Remove the rows of keys, pending."""
         self._pending = self._pending.added(dict.fromkeys(keys, b""), in_place=True)
 
-    def replace(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> list[bytes]:
-        """Store rows, pending, and return those that they replace, empty if none."""
-        replaced = self.get(keys)
-        self.put(keys, rows)
-        return replaced
-
-    def remove(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Remove the rows of keys, pending, and return them, empty if there is none."""
-        removed = self.get(keys)
-        self.delete(keys)
-        return removed
-
     def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
         """Store a writer's entry, pending; None removes it."""
         self._pending_writers[writer_id] = entry
@@ -346,6 +313,20 @@ class Memtable:
                 old.size + more,
             )
             self._is_seen = False
+        self.drop()
+
+    def publish_run(self, run: Run, state: IndexState) -> None:
+        """Publish rows that the log has, and the writers that are pending; no rows are.
+
+        Args:
+            run: Given away; it stays as it is.
+            state: With all of it.
+        """
+        with self._lock:
+            old = self.published
+            rows = old.rows.over(run) if len(run) else old.rows
+            writers = old.writers.added(self._pending_writers, in_place=False)
+            self.published = Published(old.start, state, rows, writers, old.size + run.size)
         self.drop()
 
     def drop(self) -> None:
@@ -398,28 +379,6 @@ def _halfway(before: IndexState, after: IndexState) -> IndexState:
     """The state of an index with some of the changes from one state to another."""
     base, position, offset = after.synced_base, after.synced_position, after.synced_offset
     return before._replace(synced_base=base, synced_position=position, synced_offset=offset, merging=after)
-
-
-def _in_order(rows: Layers[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
-    """Keys in order, and the row of each."""
-    names, order = _ordered(rows)
-    keys = list(map(names.__getitem__, order.tolist()))
-    return keys, _rows_of(keys, rows)
-
-
-def _ordered(rows: Layers[bytes, bytes]) -> tuple[list[bytes], np.ndarray]:
-    """Keys, some perhaps more than once; and the place of each key, int64, in their order."""
-    names = list(chain.from_iterable(rows.dicts))
-    if len(names) < _SORTED_BY_NUMBERS:
-        names = sorted({*names})
-        return names, np.arange(len(names))
-    order, differs = in_order(BinaryColumn.from_list(names))
-    return names, order[np.append(True, differs)]
-
-
-def _rows_of(keys: list[bytes], rows: Layers[bytes, bytes]) -> list[bytes]:
-    """The row of each key, of which each is there."""
-    return [row for row in rows.newest(keys) or () if row is not None]
 
 
 def _over(tree: View, published: Published) -> View:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import ItemsView, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
+import pyarrow.compute as pc
 
 from logformat import binary_column
 from logformat.binary_column import WORD, BinaryColumn, windows
 from logformat.rows.ordering import in_order
+
+OFFSET_BYTES = 8
+"""Of each key and of each row one is kept."""
+FEW_KEYS = 16
+"""So many keys are found one by one in less time."""
 
 
 class Run:
@@ -33,6 +39,19 @@ class Run:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.keys.to_list())
+
+    def items(self) -> ItemsView[bytes, bytes]:
+        """All keys, each with its row."""
+        return dict(zip(self.keys.to_list(), self.rows.to_list(), strict=True)).items()
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory, about."""
+        flats = (int(column.offsets[-1] - column.offsets[0]) for column in (self.keys, self.rows))
+        return sum(flats) + 2 * OFFSET_BYTES * len(self)
+
     def slice(self, first: int, last: int) -> Run:
         """The part from one place to another (exclusive), not copied."""
         return Run(self.keys.slice(first, last), self.rows.slice(first, last))
@@ -50,7 +69,7 @@ class Run:
         places = np.flatnonzero(live)
         return Run(self.keys.take(places), self.rows.take(places))
 
-    def find(self, key: bytes) -> bytes | None:
+    def get(self, key: bytes) -> bytes | None:
         """The row of a key, empty if it was deleted; None if the key is not in the run."""
         common, numbers = self._numbers
         if not key.startswith(common):
@@ -64,13 +83,40 @@ class Run:
             place = bisect_left(self.keys, key, place, end)
         return self.rows[place] if place < end and self.keys[place] == key else None
 
+    def find_all(self, keys: list[bytes]) -> list[bytes | None]:
+        """The row of each key; see :meth:`get`."""
+        if len(keys) < FEW_KEYS:
+            return list(map(self.get, keys))
+        found: list[bytes | None] = [None] * len(keys)
+        asked = BinaryColumn.from_list(keys)
+        places = self._places(asked)
+        may = np.flatnonzero(places >= 0)
+        if not len(may):
+            return found
+        at, known = places[may], np.asarray(self._numbers[1])
+        if (known[np.minimum(at + 1, len(known) - 1)] == known[at])[at + 1 < len(known)].any():
+            for place in may.tolist():  # several keys have the same number
+                found[place] = self.get(keys[place])
+            return found
+        is_same = pc.equal(self.keys.take(at).to_arrow(), asked.take(may).to_arrow()).to_numpy(zero_copy_only=False)
+        rows = self.rows.take(at[is_same]).to_list()
+        for place, row in zip(may[is_same].tolist(), rows, strict=True):
+            found[place] = row
+        return found
+
     def may_have(self, keys: BinaryColumn) -> np.ndarray:
         """Whether each key may be in the run: bool ``(n,)``. Of many keys that are not, this excludes nearly all."""
+        may: np.ndarray = self._places(keys) >= 0
+        return may
+
+    def _places(self, keys: BinaryColumn) -> np.ndarray:
+        """For each key the first place whose number is that of the key; -1 if there is none: int64 ``(n,)``."""
         common, numbers = self._numbers
         known, asked = np.asarray(numbers), _numbers_after(len(common), keys)
         if not len(known):
-            return np.zeros(len(keys), bool)
-        return known[np.minimum(np.searchsorted(known, asked), len(known) - 1)] == asked
+            return np.full(len(keys), -1)
+        places = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+        return np.where(known[places] == asked, places, -1)
 
     @cached_property
     def _numbers(self) -> tuple[bytes, memoryview]:

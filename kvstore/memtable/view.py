@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from kvstore.index.found_rows import FoundRows
-from kvstore.index.index import View
+from kvstore.index.index import Layer, View
 from kvstore.index.leaves import CHUNK_BYTES
 from kvstore.memtable.run import Run, merged
 from logformat import binary_column
@@ -43,7 +43,7 @@ class NewerView(View):
         find_all: Callable[[BinaryColumn], list[bytes | None]],
         run: Callable[[], Run],
         writers: Callable[[], dict[WriterId, WriterEntry]],
-        layers: Sequence[Mapping[bytes, bytes]] | None = None,
+        layers: Sequence[Layer] | None = None,
     ) -> None:
         self.layers = layers
         # The pages of an index without rows can't be divided.

@@ -19,7 +19,7 @@ import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.bucket.merge.replay import FinalChanges, replay
+from kvstore.bucket.merge.replay import FinalChanges, final_rows, store
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX
 from kvstore.disk.address_space import shortage
@@ -180,7 +180,7 @@ class TemporaryRows:
         waiting = self._waiting
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         with self._refusals():
-            replay(self._index, self._definition, self._schema_id, waiting)
+            store(self._index, final_rows(self._definition, self._schema_id, waiting))
             self._commit_if_much()
 
     def _commit_if_much(self) -> None:

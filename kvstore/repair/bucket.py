@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from kvstore.bucket.handle import BucketHandle
-from kvstore.bucket.recovery import load_snapshot, open_for_writing, put_in_place, usable_index
+from kvstore.bucket.recovery import load_snapshot, open_merged, put_in_place, usable_index
 from kvstore.bucket.snapshots import snapshot
 from kvstore.clock import Clock
 from kvstore.disk import pages
@@ -317,7 +317,7 @@ class BucketRepair:
         """Complete a merge that its process left halfway, if the log has its changes; else the index is not valid."""
         with suppress(*DAMAGE):
             if self._is_merging():
-                open_for_writing(self._place, self._definition, self._options, self._files, self._clock).close()
+                open_merged(self._place, self._definition, self._options, self._files, self._clock).close()
 
     def _is_merging(self) -> bool:
         with self._index() as index:
@@ -371,7 +371,7 @@ class BucketRepair:
 
     def _recover(self) -> None:
         """Recover the bucket as its next writer would."""
-        open_for_writing(self._place, self._definition, self._options, self._files, self._clock).close()
+        open_merged(self._place, self._definition, self._options, self._files, self._clock).close()
 
     def _repair_snapshots(self) -> None:
         is_covered = self._gather_evidence().has_snapshot_for(self._log_start())

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing, synced_end
+from kvstore.bucket.recovery import open_merged, synced_end
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
@@ -96,7 +96,7 @@ def _opened(
     """The copy that is there, and what it is as of; None if its record does not say that."""
     if not ends:
         return None
-    path = open_for_writing(place, table.definition, StoreOptions(), files, clock)
+    path = open_merged(place, table.definition, StoreOptions(), files, clock)
     for end in ends:
         if _is_same(path.state, index_state.decode(end.state)):
             return path, end
@@ -113,14 +113,14 @@ def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files
             found = read_object(table.client, base.store_id, name, taken.bytes)
             with refusals(place.directory):
                 _begin(place, found, files)
-            return open_for_writing(place, table.definition, StoreOptions(), files, clock)
+            return open_merged(place, table.definition, StoreOptions(), files, clock)
         except CorruptData as error:
             damaged = error
     if damaged is not None and base.start(place.identity.bucket_id):
         raise damaged  # the first changes have expired, so there is nothing else to begin with
     with refusals(place.directory):
         _begin(place, None, files)
-    return open_for_writing(place, table.definition, StoreOptions(), files, clock)
+    return open_merged(place, table.definition, StoreOptions(), files, clock)
 
 
 def _begin(place: BucketPlace, snapshot: FoundObject | None, files: Files) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from kvstore.bucket.context import BucketPlace
 from kvstore.bucket.merge.effect import Effect
-from kvstore.bucket.merge.replay import FinalChanges, replay
+from kvstore.bucket.merge.replay import FinalChanges, effect_of, final_rows, store
 from kvstore.bucket.recovery import usable_index
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData
@@ -72,7 +72,11 @@ def _undone(index: Index, definition: TableDefinition, batch: LogBatch) -> Effec
         return Effect(-batch.record_count)
     is_before = np.flatnonzero(_IS_BEFORE[batch.change_types])[::-1]  # what a key has last in this order, it had first
     changes = FinalChanges(_HAD_A_ROW[batch.change_types[is_before]], batch.rows.take(pa.array(is_before)))
-    return replay(index, definition, batch.schema_id, [changes])
+    run = final_rows(definition, batch.schema_id, [changes])
+    with index.view() as view:
+        effect = effect_of(run, view.find)
+    store(index, run)
+    return effect
 
 
 def _cut_log(place: BucketPlace, before: IndexState, files: Files) -> None:

@@ -18,7 +18,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import engine, handle, write_path
+from kvstore.bucket import engine, handle
+from kvstore.bucket.merge import tail
 from kvstore.bucket.reading import overlay, reader
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.bucket.write_path import WritePath
@@ -27,6 +28,7 @@ from kvstore.disk import lock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import RecoveryLock
 from kvstore.errors import NoSuchTable, StoreLocked
+from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.repair.store import repair
 from logformat import paths
@@ -93,22 +95,26 @@ def create(path: Path, buckets: int = 1) -> None:
         store.create_table("t", SCHEMA, primary_key="k", buckets=buckets)
 
 
-def test_the_next_writer_has_all_rows_in_its_index(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those after a merge in the middle of recovery: reads that began before have nothing but the index."""
+@pytest.mark.parametrize("limit", [None, 1_000], ids=["in its memtable", "in its index"])
+def test_the_next_writer_has_all_rows(path: Path, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its memtable; or in its index, if they take more memory than there is."""
     killed(path)
-    monkeypatch.setattr(write_path, "REPLAY_TOGETHER_BYTES_MAX", 1)
-    monkeypatch.setattr(write_path, "REPLAY_BYTES_MAX", 10_000)
-    recovered: list[bool] = []
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", 2_000)
+    monkeypatch.setattr(tail, "RUN_BYTES", 500)
+    monkeypatch.setattr(memtable, "SLICE_ROWS", COUNT // 4)  # a slice is stored when the bucket is opened
+    merges: list[bool] = []
 
     def opened(*given: Any) -> WritePath:
-        recovered_path = open_for_writing(*given)
-        recovered.append(recovered_path.memtable.is_merged)
-        return recovered_path
+        recovered = open_for_writing(*given)
+        with recovered.memtable.index.view() as view:
+            merges.append(view.state().applied_offset > 0)
+        return recovered
 
     monkeypatch.setattr(engine, "open_for_writing", opened)
-    with kvstore.open(path) as store:
+    with kvstore.open(path, memtable_bytes=limit) as store:
         store.table("t").upsert({"k": COUNT, "v": 1})
-    assert recovered == [True]
+        assert merges == [limit is not None]
+        assert [row["k"] for row in rows_of(store.table("t"))] == list(range(COUNT + 1))
 
 
 # Processes that come at once

@@ -57,6 +57,11 @@ def refused(call: Callable[[], object]) -> str:
     return "done"
 
 
+def write_much(path: Path) -> None:
+    with kvstore.open(path) as store:
+        store.table("t").upsert({"k": 0, "v": "new" * (1 << 20)})
+
+
 def run_out(pipe: Pipe, path: Path, fill: Callable[[Path, int], AbstractContextManager[None]], room: int) -> None:
     """Acknowledge rows, and try everything while the index can't have them; sends what each call said."""
     with kvstore.open(path) as store:
@@ -67,8 +72,7 @@ def run_out(pipe: Pipe, path: Path, fill: Callable[[Path, int], AbstractContextM
     with fill(path, room):
         said["flush"] = refused(store.table("t").flush)
         said["close"] = refused(store.close)
-        with kvstore.open(path) as store:
-            said["upsert"] = refused(lambda: store.table("t").upsert({"k": 0, "v": "new"}))
+        said["upsert"] = refused(lambda: write_much(path))
         for name, read in READ.items():
             with kvstore.open(path) as store:
                 assert read(store), name

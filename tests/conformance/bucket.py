@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.recovery import open_merged
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
 from kvstore.disk.files import Files
@@ -48,7 +48,7 @@ class Bucket:
 
     def reopen(self) -> None:
         """Recover the bucket and open it."""
-        self.path = open_for_writing(self.place, DEFINITION, OPTIONS, Files(), self.clock)
+        self.path = open_merged(self.place, DEFINITION, OPTIONS, Files(), self.clock)
 
     def append(self, writer: int = NO_WRITER, sequence: int = NO_SEQUENCE) -> AppendResult:
         """Append a batch of one record, if it is the writer's next."""

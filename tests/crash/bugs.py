@@ -114,7 +114,7 @@ def _empty_batch_is_not_appended() -> Patches:
 
 
 def _replay_merges_again() -> Patches:
-    def catch_up(self: WritePath, log: LogFiles) -> None:
+    def catch_up(self: WritePath, log: LogFiles, bytes_max: int | None = None) -> None:
         for found in list(log.batches(self._state.applied_offset, self.log.trusted_end)):
             schema = self.definition.schema_of(found.header.schema_id)
             batch = batches.decode_batch(found.data, schema, validate=False)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.bucket import write_path as apply
-from kvstore.bucket.merge import replay
+from kvstore.bucket.merge import replay, tail
 from kvstore.errors import CorruptBatch, CorruptData, UnsupportedVersion
 from kvstore.log.writer_state import EXPIRY_MS, STEP_MS_MAX
 from kvstore.options import StoreOptions
@@ -127,10 +126,12 @@ def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[
     assert contents(filled) == before
 
 
-@pytest.mark.parametrize(("together", "keys_max"), [(apply.REPLAY_TOGETHER_BYTES_MAX, replay.EXCHANGED_KEYS), (500, 3)])
+@pytest.mark.parametrize(
+    ("together", "run_bytes", "found"), [(tail.TOGETHER_BYTES, tail.RUN_BYTES, 1 << 16), (2000, 300, 3)]
+)
 @pytest.mark.parametrize("image", ["full", "wal"])
 def test_batches_of_several_schemas_are_replayed_byte_for_byte(
-    store_path: Path, image: str, together: int, keys_max: int, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, image: str, together: int, run_bytes: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many batches at once, with keys that are stored, removed and stored again, before and after columns are added."""
     with kvstore.open(store_path) as store:
@@ -143,9 +144,9 @@ def test_batches_of_several_schemas_are_replayed_byte_for_byte(
             table.delete([number % 5, 100])
     before = contents(store_path)
     lose(store_path / BUCKET / "index")
-    monkeypatch.setattr(apply, "REPLAY_TOGETHER_BYTES_MAX", together)
-    monkeypatch.setattr(replay, "EXCHANGED_KEYS", keys_max)
-    monkeypatch.setattr(replay, "ENCODED_KEYS", 2 * keys_max)
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", together)
+    monkeypatch.setattr(tail, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(replay, "FOUND_KEYS", found)
     with kvstore.open(store_path) as store:
         assert store.table("t").get(100) is None
     assert contents(store_path) == before

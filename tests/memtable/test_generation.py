@@ -84,12 +84,12 @@ def test_a_run_finds_its_keys_and_no_others(keys: list[str], common: str, others
     stored = sorted(f"{common}{key}".encode() + b"\0" for key in keys)
     rows = [key * 2 for key in stored]
     run = Run.of(stored, rows)
-    assert [run.find(key) for key in stored] == rows
+    assert [run.get(key) for key in stored] == rows == run.find_all(stored)
     for other in [each.encode() + end for each in [*others, common] for end in (b"", b"\0", b"\xff" * 9)]:
-        assert run.find(other) == (rows[stored.index(other)] if other in stored else None)
+        assert run.get(other) == (rows[stored.index(other)] if other in stored else None)
     assert run.may_have(run.keys).all()
     middle = run.slice(len(stored) // 2, len(stored))
-    assert [middle.find(key) is not None for key in stored] == [
+    assert [middle.get(key) is not None for key in stored] == [
         place >= len(stored) // 2 for place in range(len(stored))
     ]
 

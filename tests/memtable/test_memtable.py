@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from kvstore.index.index import Index, View
 from kvstore.memtable.layers import Layers
 from kvstore.memtable.memtable import Memtable
+from kvstore.memtable.run import Run
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Epoch, Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
@@ -88,16 +89,6 @@ class TheMemtable(RuleBasedStateMachine):
         self.memtable.delete(keys)
         self.pending = {key: row for key, row in self.pending.items() if key not in keys}
 
-    @rule(rows=ROWS)
-    def replace(self, rows: Rows) -> None:
-        assert self.memtable.replace(list(rows), list(rows.values())) == [self.pending.get(key, b"") for key in rows]
-        self.pending |= rows
-
-    @rule(keys=SOME_KEYS)
-    def remove(self, keys: list[bytes]) -> None:
-        assert self.memtable.remove(keys) == [self.pending.get(key, b"") for key in keys]
-        self.pending = {key: row for key, row in self.pending.items() if key not in keys}
-
     @rule(writer=st.integers(0, 4).map(WriterId), number=st.integers(0, 9), gone=st.booleans())
     def writer(self, writer: WriterId, number: int, gone: bool) -> None:
         self.memtable.put_writer(writer, None if gone else entry(number))
@@ -109,6 +100,16 @@ class TheMemtable(RuleBasedStateMachine):
     def publish(self) -> None:
         self.end += 1
         self.memtable.publish(state_at(self.end))
+        self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
+
+    @precondition(lambda self: self.pending == self.rows)
+    @rule(rows=ROWS, gone=SOME_KEYS)
+    def publish_run(self, rows: Rows, gone: list[bytes]) -> None:
+        """What a recovery has found in the log."""
+        self.end += 1
+        both = dict.fromkeys(gone, b"") | rows
+        self.memtable.publish_run(Run.of(sorted(both), [both[key] for key in sorted(both)]), state_at(self.end))
+        self.pending = {key: row for key, row in (self.rows | both).items() if row}
         self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
 
     @rule()
@@ -131,7 +132,7 @@ class TheMemtable(RuleBasedStateMachine):
             assert state.latest_offset == end
             if self.memtable.is_merging:
                 assert state.merging is not None
-                assert 0 <= self.memtable.due_share(1 << 20) <= self.memtable.due_share(1) <= 1
+                assert 0 <= self.memtable.merged_share <= 1
             else:
                 assert state.merging is None
                 assert_has(view, rows, writers)

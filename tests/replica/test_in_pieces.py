@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 import kvstore
-from kvstore.bucket import recovery, write_path as apply
+from kvstore.bucket import recovery, write_path
+from kvstore.bucket.merge import tail
 from kvstore.meta import image
+from kvstore.read import rebuilt_rows
 from kvstore.replica.follow import bucket_files
 from kvstore.replica.ship import shipper
 from tests.replica.followers import contents, everything, follower
@@ -21,8 +23,10 @@ from tests.support.replicas import SCHEMA, write
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shipper, "RANGE_BYTES", 1000)
     monkeypatch.setattr(bucket_files, "SEGMENT_BYTES", 2000)
-    monkeypatch.setattr(apply, "REPLAY_BYTES_MAX", 1)
     monkeypatch.setattr(recovery, "REPLAY_BYTES_MAX", 1)
+    monkeypatch.setattr(rebuilt_rows, "REPLAY_BYTES_MAX", 1)
+    monkeypatch.setattr(write_path, "REPLAY_BYTES_MAX", 1)
+    monkeypatch.setattr(tail, "RUN_BYTES", 1)
     monkeypatch.setattr(image, "BUFFER_BYTES", 100)
 
 

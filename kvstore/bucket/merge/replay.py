@@ -1,40 +1,44 @@
-"""Replays changes of the log: only the last change of each key is stored.
+"""What changes of the log leave: the last row of each key, as one run.
 
-Theory of operation. The rows of many batches are grouped by key at once, so that each key is met once, and in
-order. Then the keys are taken some at a time: their values are encoded, the memtable exchanges them for the old ones,
-and these are verified.
+Theory of operation. The rows of many batches are grouped by key at once, so that each key is met once, and in order.
+What these rows replace is looked up once for each key, too, wherever it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.effect import Effect, digest_of
-from kvstore.bucket.merge.exchange import exchange_values, values_of
 from kvstore.index.index import Index
-from kvstore.memtable.memtable import Memtable
+from kvstore.kernel import library, writes
+from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
+from kvstore.request.sizes import bytes_of
+from kvstore.request.take_rows import take_rows
 from logformat.binary_column import BinaryColumn
+from logformat.checksum import key_sums
 from logformat.ids import SchemaId
-from logformat.log.batch import LogBatch
+from logformat.log.batch import BatchHeader, LogBatch
 from logformat.log.change import ChangeType
 from logformat.rows.rows import verified
 
-ENCODED_KEYS = 65536
-"""Keys whose values are encoded at a time: calls for fewer would take longer."""
-EXCHANGED_KEYS = 4096
-"""Keys whose values are exchanged at a time: objects for so many stay in the processor's caches."""
+FOUND_KEYS = 1 << 16
+"""Keys whose rows are looked up at a time."""
 
 _LEAVES_A_ROW = np.zeros(len(ChangeType), bool)
 _LEAVES_A_ROW[[ChangeType.APPEND, ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE]] = True
 _IS_FINAL = _LEAVES_A_ROW.copy()
 _IS_FINAL[ChangeType.DELETE] = True
+
+Verified = tuple[BatchHeader, memoryview]
+"""A batch of the log: its header, and all of it, with a verified checksum."""
 
 
 class FinalChanges(NamedTuple):
@@ -50,56 +54,108 @@ class FinalChanges(NamedTuple):
 
     @classmethod
     def of(cls, batch: LogBatch, count: int | None = None) -> FinalChanges:
-        """Those of a batch, or of the first of its changes; its rows are not copied if all of them are."""
-        kinds = batch.change_types[:count]
+        """Those of a batch, or of the first of its changes."""
+        return cls.among(batch.change_types[:count], batch.rows.slice(0, count))
+
+    @classmethod
+    def among(cls, kinds: np.ndarray, rows: pa.RecordBatch) -> FinalChanges:
+        """Those among changes, given their types and rows; the rows are not copied if all of them are."""
         is_final, leaves_row = _IS_FINAL[kinds], _LEAVES_A_ROW[kinds]
-        rows = batch.rows.slice(0, count)
         if is_final.all():
             return cls(leaves_row, rows)
         return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
-def replay(
-    index: Index | Memtable, definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]
-) -> Effect:
-    """Store and remove rows where what came before is.
+def together(found: Iterable[Verified], bytes_max: int) -> Iterator[list[Verified]]:
+    """Consecutive batches of one schema, up to so many bytes of them."""
+    for _, batches in groupby(found, key=lambda each: each[0].schema_id):
+        waiting: list[Verified] = []
+        size = 0
+        for batch in batches:
+            if waiting and size + batch[0].size > bytes_max:
+                yield waiting
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch[0].size
+        yield waiting
+
+
+def final_rows(definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]) -> Run:
+    """The row that each key has after changes, empty if it was deleted.
 
     Args:
         schema_id: Schema of all rows.
         given: Changes in order, at least one.
-
-    Raises:
-        CorruptData: A stored row is damaged. What was stored is to be dropped, as after errors of LMDB.
     """
     rows = pa.concat_batches([each.rows for each in given])
     grouping = grouped(layout_of(definition), rows)
     lasts, keys = grouping.order[grouping.lasts], grouping.keys
     put = np.concatenate([each.leaves_row for each in given])[lasts]
+    values, _, _ = _values_of(definition, schema_id, keys, put, rows, lasts)
+    offsets = np.full(len(keys) + 1, values.offsets[0])
+    lengths = np.zeros(len(keys), np.int64)
+    lengths[put] = values.lengths
+    offsets[1:] += lengths.cumsum()
+    return Run(keys, BinaryColumn(values.flat, offsets))
+
+
+def effect_of(run: Run, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]) -> Effect:
+    """What the row count and the digest change by if the rows of a run take the place of others.
+
+    Args:
+        find: Returns for each of some keys, whether it has a row; and these rows.
+
+    Raises:
+        CorruptData: A row is damaged.
+    """
     added = digest = 0
-    for first in range(0, len(keys), ENCODED_KEYS):
-        some = slice(first, first + ENCODED_KEYS)
-        its_keys = keys.slice(first, min(first + ENCODED_KEYS, len(keys))).moved()
-        values, hashes, sums = values_of(definition, schema_id, its_keys, put[some], rows, lasts[some])
-        old_digest, old_count = _exchanged(index, its_keys, sums, put[some], values)
-        added += len(values) - old_count
-        digest += digest_of(hashes) - old_digest
+    for first in range(0, len(run), FOUND_KEYS):
+        part = run.slice(first, min(first + FOUND_KEYS, len(run)))
+        keys, put = part.keys.moved(), part.rows.lengths > 0
+        there, old = find(keys)
+        sums = key_sums(keys)
+        hashes = verified(part.rows.without_empty().moved(), sums[put])
+        added += int(np.count_nonzero(put)) - len(old)
+        digest += digest_of(hashes) - digest_of(verified(old.moved(), sums[there]))
     return Effect(added, digest)
 
 
-def _exchanged(
-    index: Index | Memtable, keys: BinaryColumn, sums: np.ndarray, put: np.ndarray, values: BinaryColumn
-) -> tuple[int, int]:
-    """Exchange the values of keys; returns the digest of the old ones, and how many there were."""
-    digest = count = stored = 0
-    for first in range(0, len(keys), EXCHANGED_KEYS):
-        last = min(first + EXCHANGED_KEYS, len(keys))
-        end = stored + int(np.count_nonzero(put[first:last]))
-        listed, its_values = (each.moved().to_list() for each in (keys.slice(first, last), values.slice(stored, end)))
-        old = exchange_values(index, listed, put[first:last], its_values)
-        if any(old):
-            there = np.fromiter(map(bool, old), bool, len(old))
-            found = BinaryColumn.from_list(list(filter(None, old)))
-            count += len(found)
-            digest += digest_of(verified(found, sums[first:last][there]))
-        stored = end
-    return digest, count
+def store(index: Index, run: Run) -> None:
+    """Put the rows of a run into the open transaction of an index, and remove those of its deleted keys."""
+    for first in range(0, len(run), FOUND_KEYS):
+        part = run.slice(first, min(first + FOUND_KEYS, len(run)))
+        live = part.there()
+        index.put(live.keys.moved().to_list(), live.rows.moved().to_list())
+        if len(live) < len(part):
+            index.remove(part.keys.take(np.flatnonzero(part.rows.lengths == 0)).to_list())
+
+
+def _values_of(
+    definition: TableDefinition,
+    schema_id: SchemaId,
+    keys: BinaryColumn,
+    put: np.ndarray,
+    rows: pa.RecordBatch,
+    places: np.ndarray,
+) -> tuple[BinaryColumn, np.ndarray, np.ndarray]:
+    """Values to store, by the kernel where it can.
+
+    Args:
+        keys: Distinct keys, in order.
+        put: For each key, whether it gets a row; otherwise its row is removed.
+        rows, places: The row of each key is ``rows[place]``.
+
+    Returns:
+        The values and their hashes, of keys that get a row; and the sums of all keys.
+    """
+    layout, kernel = layout_of(definition), library.kernel()
+    table = layout.flat if kernel is not None and schema_id == definition.schema_id else None
+    made = None
+    if kernel is not None and table is not None and rows.num_rows and rows.schema.equals(table.schema):
+        made = writes.encode(kernel, table, rows, bytes_of(rows), np.where(put, places, -1), keys)
+    if made is None:
+        sums = key_sums(keys)
+        values, hashes = layout.encode_values(take_rows(rows, places[put]), sums[put], schema_id)
+    else:
+        values, hashes, sums = made
+    return values.without_empty(), hashes, sums

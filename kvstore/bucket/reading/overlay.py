@@ -14,16 +14,13 @@ if the writer died then. It reads each batch once. Headers are read first, and r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import numpy as np
-import pyarrow as pa
 
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.merge.exchange import values_of
-from kvstore.bucket.merge.replay import FinalChanges
+from kvstore.bucket.merge.tail import runs_of, state_after
 from kvstore.bucket.recovery import is_at_end, synced_end
 from kvstore.disk.files import refusals
 from kvstore.errors import CorruptBatch
@@ -34,11 +31,9 @@ from kvstore.log.writer_state import WriterStates
 from kvstore.memtable.generation import Entry, Generation
 from kvstore.memtable.view import NewerView
 from kvstore.meta.state import TableDefinition
-from kvstore.request.grouping import grouped
-from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
-from logformat.ids import Offset, SchemaId, WriterId
-from logformat.log.batch import LAYOUTS, BatchHeader, decode_verified
+from logformat.ids import Offset, WriterId
+from logformat.log.batch import LAYOUTS, BatchHeader
 from logformat.log.change import ChangeType
 from logformat.log.index_state import IndexState
 from logformat.log.published_end import PublishedEnd
@@ -123,19 +118,8 @@ class Overlay:
         newer = self._after(state)
         if not newer:
             return state
-        before, back = state.last_timestamp, state.back_offset
-        for header, _ in newer:
-            if header.commit_timestamp < before:
-                back = header.base_offset
-            before = header.commit_timestamp
-        return state._replace(
-            applied_offset=self.end,
-            last_timestamp=before,
-            uncounted_ms=newer[-1][0].uncounted_ms,
-            back_offset=back,
-            row_count=state.row_count + sum(added for _, added in newer),
-            merging=None,
-        )
+        row_count = state.row_count + sum(added for _, added in newer)
+        return state_after(state, (header for header, _ in newer))._replace(row_count=row_count, merging=None)
 
     def view(self, tree: View, state: IndexState) -> View:
         """A view of an index, moved on to the end of the overlay.
@@ -168,9 +152,9 @@ class Overlay:
     def _read_rows(self, found: Iterable[FoundBatch]) -> None:
         definition = self._definition()
         if definition.primary_key is not None:
-            for batches in _together(found):
-                keys, rows = _final_rows(definition, batches)
-                self._generation.add(Offset(batches[-1].header.next_offset - 1), keys, rows)
+            verified = ((each.header, each.data) for each in found)
+            for headers, run in runs_of(verified, definition, TOGETHER_BYTES):
+                self._generation.add(headers[-1].last_offset, run.keys, run.rows)
 
     def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:
         """Batches that an index lacks."""
@@ -185,37 +169,6 @@ def _added_rows(found: FoundBatch) -> int:
         return header.record_count
     place = LAYOUTS[header.magic].size + header.statistics_length
     return int(_ADDS[np.frombuffer(found.data, np.uint8, header.record_count, place)].sum())
-
-
-def _together(found: Iterable[FoundBatch]) -> Iterator[list[FoundBatch]]:
-    """Consecutive batches of one schema, up to ``TOGETHER_BYTES`` of them."""
-    for _, batches in groupby(found, key=lambda each: each.header.schema_id):
-        waiting: list[FoundBatch] = []
-        size = 0
-        for batch in batches:
-            if waiting and size + batch.header.size > TOGETHER_BYTES:
-                yield waiting
-                waiting, size = [], 0
-            waiting.append(batch)
-            size += batch.header.size
-        yield waiting
-
-
-def _final_rows(definition: TableDefinition, batches: list[FoundBatch]) -> tuple[BinaryColumn, BinaryColumn]:
-    """The keys that batches of one schema change, sorted, and the row that each has then; empty if it has none."""
-    schema_id = batches[0].header.schema_id
-    schema = definition.schema_of(schema_id)
-    changes = [FinalChanges.of(decode_verified(each.header, each.data, schema)) for each in batches]
-    rows = pa.concat_batches([each.rows for each in changes])
-    grouping = grouped(layout_of(definition), rows)
-    lasts, keys = grouping.order[grouping.lasts], grouping.keys
-    put = np.concatenate([each.leaves_row for each in changes])[lasts]
-    values, _, _ = values_of(definition, SchemaId(schema_id), keys, put, rows, lasts)
-    offsets = np.full(len(keys) + 1, values.offsets[0])
-    lengths = np.zeros(len(keys), np.int64)
-    lengths[put] = values.lengths
-    offsets[1:] += lengths.cumsum()
-    return keys, BinaryColumn(values.flat, offsets)
 
 
 class OverlayReader:

@@ -8,7 +8,7 @@ from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.maintenance import LOOK_SECONDS, Maintenance
 from kvstore.bucket.read_gate import ReadGate
-from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.recovery import open_merged
 from kvstore.bucket.write_path import WritePath
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import LogFiles
@@ -38,9 +38,7 @@ class CopiedBucket:
         self._lock = BucketLock(place.directory, context.files, context.clock)
         self._lock.acquire()
         try:
-            self._path = open_for_writing(
-                place, context.catalog.definition(), context.options, context.files, context.clock
-            )
+            self._path = open_merged(place, context.catalog.definition(), context.options, context.files, context.clock)
         except BaseException:
             self._lock.release()
             raise

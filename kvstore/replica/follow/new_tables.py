@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.recovery import open_merged
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
@@ -109,4 +109,4 @@ class NewTables:
         return BucketPlace.of(self._path, self._source.store.store_id, stream.table_id, stream.bucket)
 
     def _opened(self, place: BucketPlace, definition: TableDefinition) -> WritePath:
-        return open_for_writing(place, definition, self._options, self._files, self._clock)
+        return open_merged(place, definition, self._options, self._files, self._clock)

@@ -1,0 +1,185 @@
+"""Rows of layers in key order, some at a time, as a merge stores them.
+
+The keys of dicts are sorted together, once; their rows are looked up when they are taken. Runs are sorted already, and
+stay as they are: rows of several are brought together when they are taken.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby
+from typing import Protocol, cast
+
+import numpy as np
+
+from kvstore.memtable.layers import Layers
+from kvstore.memtable.run import Run, merged
+from logformat.binary_column import BinaryColumn
+from logformat.rows.ordering import in_order
+
+_SORTED_BY_NUMBERS = 1000
+"""So many keys are sorted faster by numbers than as objects."""
+
+
+class _Keys(Protocol):
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> bytes: ...
+
+
+class SortedRows:
+    """The newest row of each key of some layers.
+
+    Args:
+        layers: They change no more.
+    """
+
+    def __init__(self, layers: Layers[bytes, bytes]) -> None:
+        self._parts: list[_OfDicts | _OfRun] = []  # the oldest first
+        for is_dict, some in groupby(reversed(layers.dicts), lambda layer: isinstance(layer, dict)):
+            if is_dict:
+                self._parts.append(_OfDicts(Layers(tuple(reversed(list(some))))))
+            else:
+                self._parts += [_OfRun(cast("Run", each)) for each in some]
+        self._places = [0] * len(self._parts)
+        self._count = sum(len(each.keys) for each in self._parts)
+
+    @property
+    def left(self) -> int:
+        """Number of rows that were not taken, at most."""
+        return self._count - sum(self._places)
+
+    @property
+    def share(self) -> float:
+        """Which part of the rows was taken."""
+        return sum(self._places) / self._count if self._count else 1.0
+
+    def all(self) -> Run:
+        """All rows; none was taken."""
+        return merged([each.run(0, len(each.keys)) for each in self._parts]) if self._parts else Run.of([], [])
+
+    def next(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes], list[int]]:
+        """Keys and rows that come next; and the places to give to :meth:`taken` once they are stored.
+
+        Args:
+            count: How many at most, or one of each layer; at least one.
+            bytes_max: They are no more once they have more bytes than this.
+        """
+        ends = self._ends(count, bytes_max)
+        all_parts = zip(self._parts, self._places, ends, strict=True)
+        taken = [(part, first, last) for part, first, last in all_parts if last > first]
+        if not taken:
+            return [], [], ends
+        if len(taken) == 1:
+            ((part, first, last),) = taken
+            keys, rows = part.pairs(first, last)
+        else:
+            run = merged([part.run(first, last) for part, first, last in taken])
+            keys, rows = run.keys.to_list(), run.rows.to_list()
+        if sum(map(len, rows)) > bytes_max:
+            few = next(few for few, size in enumerate(accumulate(map(len, rows)), 1) if size > bytes_max)
+            keys, rows = keys[:few], rows[:few]
+            ends = self._up_to(keys[-1], ends)
+        return keys, rows, ends
+
+    def taken(self, places: list[int]) -> None:
+        """What :meth:`next` has given is stored."""
+        self._places = places
+
+    def _ends(self, count: int, bytes_max: int) -> list[int]:
+        """Places of the end of so many rows and bytes at most, each part up to the same key.
+
+        Where keys of the parts follow each other, all may be of one part; where they alternate, of each is taken less.
+        """
+        left = sum(place < len(part.keys) for part, place in zip(self._parts, self._places, strict=True))
+        shares = 1
+        while True:
+            ends = self._ends_of(max(count // shares, 1), max(bytes_max // shares, 1))
+            if shares >= left or self._fits(ends, count, bytes_max):
+                return ends
+            shares = min(2 * shares, left)
+
+    def _ends_of(self, count: int, bytes_max: int) -> list[int]:
+        """Those of so many of each part, but up to the same key."""
+        parts = list(zip(self._parts, self._places, strict=True))
+        ends = [part.end(place, count, bytes_max) for part, place in parts]
+        last = [part.keys[end - 1] for part, end in zip(self._parts, ends, strict=True) if end < len(part.keys)]
+        return self._up_to(min(last), ends) if last and len(parts) > 1 else ends
+
+    def _fits(self, ends: Sequence[int], count: int, bytes_max: int) -> bool:
+        if sum(ends) - sum(self._places) > count:
+            return False
+        parts = zip(self._parts, self._places, ends, strict=True)
+        return sum(part.size(place, end) for part, place, end in parts) <= bytes_max
+
+    def _up_to(self, key: bytes, ends: Sequence[int]) -> list[int]:
+        places = zip(self._parts, self._places, ends, strict=True)
+        return [bisect_right(cast("Sequence[bytes]", part.keys), key, place, end) for part, place, end in places]
+
+
+class _OfRun:
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.keys: _Keys = run.keys
+
+    def end(self, first: int, count: int, bytes_max: int) -> int:
+        """Where so many rows end, or one, if it is larger."""
+        offsets = self._run.rows.offsets
+        most = int(np.searchsorted(offsets, offsets[first] + bytes_max, "right")) - 1
+        return min(max(most, first + 1), first + count, len(self.keys))
+
+    def size(self, first: int, last: int) -> int:
+        """Bytes of rows."""
+        offsets = self._run.rows.offsets
+        return int(offsets[last] - offsets[first])
+
+    def run(self, first: int, last: int) -> Run:
+        return self._run.slice(first, last)
+
+    def pairs(self, first: int, last: int) -> tuple[list[bytes], list[bytes]]:
+        some = self._run.slice(first, last)
+        return some.keys.moved().to_list(), some.rows.moved().to_list()
+
+
+class _OfDicts:
+    def __init__(self, layers: Layers[bytes, bytes]) -> None:
+        self._layers = layers
+        self.keys = _Ordered(layers)
+
+    def end(self, first: int, count: int, _: int) -> int:
+        """See :meth:`_OfRun.end`; what rows take is not known here."""
+        return min(first + count, len(self.keys))
+
+    def size(self, *_: int) -> int:
+        """See :meth:`end`."""
+        return 0
+
+    def run(self, first: int, last: int) -> Run:
+        return Run.of(*self.pairs(first, last))
+
+    def pairs(self, first: int, last: int) -> tuple[list[bytes], list[bytes]]:
+        keys = self.keys.between(first, last)
+        return keys, [row for row in self._layers.newest(keys) or () if row is not None]
+
+
+class _Ordered:
+    """The keys of dicts in order."""
+
+    def __init__(self, layers: Layers[bytes, bytes]) -> None:
+        names = list(chain.from_iterable(layers.dicts))
+        if len(names) < _SORTED_BY_NUMBERS:
+            self._names = sorted({*names})  # some perhaps more than once
+            self._order = np.arange(len(self._names))
+        else:
+            order, differs = in_order(BinaryColumn.from_list(names))
+            self._names, self._order = names, order[np.append(True, differs)]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, place: int) -> bytes:
+        return self._names[self._order[place]]
+
+    def between(self, first: int, last: int) -> list[bytes]:
+        return list(map(self._names.__getitem__, self._order[first:last].tolist()))
