@@ -187,7 +187,7 @@ class BucketHandle:
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise
-                # It has committed everything.
+                # Everything is durable, and another engine merges it.
 
     def begin(self, writer_id: WriterId) -> Sequence | None:
         """Be ready to write; returns the last sequence of a writer whose earlier epochs are fenced.
@@ -221,7 +221,10 @@ class BucketHandle:
                     if not self._gave_up(engine):
                         raise
                     continue
-            index, newer = self.ready_for(key)
+            ready = self.ready_for(key)
+            if ready is None:
+                continue
+            index, newer = ready
             if newer is not None:
                 return newer[1]
             try:
@@ -321,9 +324,11 @@ class BucketHandle:
         If another process merges changes, or died meanwhile, it has some of these (:attr:`IndexState.merging`).
         """
         while True:
+            engine = self._engine
             self.flush()
             with self._index_view(Index.scan_view) as (_, view):
-                if self._engine is None or view.state().merging is None:
+                # If the bucket was taken for writing meanwhile, what its index lacks is in the memtable.
+                if self._engine is engine and (engine is None or view.state().merging is None):
                     yield view
                     return
 
@@ -671,15 +676,18 @@ class BucketHandle:
         with self._opening:
             return self._reader.newer(view) if self._engine is None else None
 
-    def ready_for(self, key: bytes) -> tuple[Index, Entry | None]:
-        """The index, and what the log has of a key that the index lacks."""
+    def ready_for(self, key: bytes) -> tuple[Index, Entry | None] | None:
+        """The index, and what the log has of a key that the index lacks.
+
+        None if another thread has taken the bucket for writing, or closed the index: the memtable may have the row.
+        """
         with self._opening:
             index = self._reader.ready() if self._engine is None else None
             if index is not None:
                 return index, self._reader.newest(key)
         index = self._opened_reader()
         with self._opening:
-            return index, self._reader.newest(key) if self._reader.index is index else None
+            return (index, self._reader.newest(key)) if self._reader.index is index else None
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
