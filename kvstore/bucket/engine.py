@@ -10,10 +10,11 @@ from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.read_gate import ReadGate
-from kvstore.bucket.recovery import open_for_writing
+from kvstore.bucket.recovery import open_for_writing, open_merged
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.disk.lock import ProcessLock
+from kvstore.errors import CorruptData
 from kvstore.log import recovery as log_recovery
 from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
@@ -35,6 +36,7 @@ class BucketEngine:
 
     def __init__(self, context: BucketContext) -> None:
         context.catalog.show_last_commit()  # it may be of a process that wrote the bucket and died
+        self._context = context
         place = context.place
         with refusals(place.directory):
             definition, options = context.catalog.definition(), context.options
@@ -58,15 +60,27 @@ class BucketEngine:
             raise
 
     def close(self) -> None:
-        """End its threads; everything acknowledged is committed first.
+        """End its threads; everything acknowledged is durable then.
 
         Raises:
             LogFailed, StoreFull: See :meth:`Committer.close`. The threads have ended all the same.
+            CorruptData: The index is damaged, and can't be built again. The same.
         """
         try:
             self.maintenance.close()
         finally:
-            self.committer.close()
+            try:
+                self.committer.close()
+            except CorruptData:
+                # A merge met damage that opening the bucket did not meet: this meets it, and builds the index again.
+                self._merge_again()
+
+    def _merge_again(self) -> None:
+        context, self.maintenance.has_copy = self._context, False  # the index is built where the copy is
+        with refusals(context.place.directory):
+            open_merged(
+                context.place, context.catalog.definition(), context.options, context.files, context.clock
+            ).close()
 
 
 @uninterrupted

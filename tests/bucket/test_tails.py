@@ -18,6 +18,7 @@ import kvstore
 from kvstore.bucket import committer, engine, write_path
 from kvstore.bucket.merge import native, replay, tail
 from kvstore.bucket.recovery import open_for_writing
+from kvstore.errors import CorruptData
 from kvstore.index.index import Index
 from kvstore.memtable import budget, memtable, run
 from kvstore.memtable.memtable import Memtable
@@ -245,6 +246,41 @@ def test_an_index_that_can_not_be_stored_in_is_rebuilt(store_path: Path, monkeyp
         store.table("t").upsert({"k": 20, "v": 20, "s": ""})
         store.flush()
         assert values(store.table("t")) == {k: k for k in range(21)}
+        assert store.check().ok
+
+
+def test_an_index_with_damage_that_only_a_later_slice_meets_is_rebuilt_when_the_bucket_is_closed(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed = killed_with_a_tail(store_path, 20)
+    for name in ("SLICE_ROWS", "SLICE_ROWS_MAX"):
+        monkeypatch.setattr(memtable, name, 5)
+    damaged, put, met = (killed / INDEX / "data.mdb").stat().st_ino, Index.put, []
+
+    def and_fail(self: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        if len(keys) < 5 or keys[0][-1] >= 10:
+            met.append((Path(self.environment.directory) / "data.mdb").stat().st_ino)
+            if met[-1] == damaged:
+                raise lmdb.CorruptedError("a page is damaged")
+        put(self, keys, rows)
+
+    monkeypatch.setattr(Index, "put", and_fail)
+    with opened(killed) as store:
+        table = store.table("t")
+        table.upsert({"k": 20, "v": 20, "s": ""})
+        assert not met
+        with pytest.raises(CorruptData, match="a page is damaged"):
+            store.flush()
+        table.upsert({"k": 21, "v": 21, "s": ""})
+        assert values(table) == {k: k for k in range(22)}
+    assert {*met} > {damaged}
+    met.clear()
+    with opened(killed) as store:
+        assert values(store.table("t")) == {k: k for k in range(22)}
+        assert store.check().ok
+        store.table("t").upsert({"k": 22, "v": 22, "s": ""})
+        store.flush()
+        assert damaged not in met
         assert store.check().ok
 
 
