@@ -16,9 +16,6 @@ from kvstore.request.small import ComparedRequest, SmallConditional, SmallReques
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
 
-_FEW_KEYS = 64
-"""Up to this many are found without numpy."""
-
 
 def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
     """Apply requests in order; see :meth:`WritePath.apply_all`, also for errors.
@@ -71,8 +68,6 @@ def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
 
 
 def _pending(path: WritePath, keys: list[bytes]) -> list[bytes]:
-    if len(keys) <= _FEW_KEYS:
-        return [path.memtable.pending_value(key) or b"" for key in keys]
     return path.memtable.get(keys)
 
 

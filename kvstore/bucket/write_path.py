@@ -376,7 +376,7 @@ class WritePath:
         if writes is None:
             return None
         merged = merge_natively(writes, request, self.memtable, self.definition.options.compression)
-        if merged is None and (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
+        if merged is None and (merged := merge_small(writes, request, self.memtable.get)) is None:
             return None
         batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
         encoded = EncodedBatch(batch.base_offset, batch.next_offset, timestamp, merged.encode(batch))

@@ -7,6 +7,7 @@ are frozen: they go away together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -34,7 +35,7 @@ class Layers(Generic[K, V]):
     def __len__(self) -> int:
         return sum(map(len, self.dicts))
 
-    def newest(self, keys: list[K]) -> list[V | None] | None:
+    def newest(self, keys: Sequence[K]) -> list[V | None] | None:
         """The value of each key, None if there is none; None if no key has one."""
         found: list[V | None] | None = None
         for each in self.dicts:

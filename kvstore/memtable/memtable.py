@@ -44,6 +44,8 @@ SLICE_ROWS_MAX = 1 << 16
 SLICE_BYTES = 16 << 20
 """It takes no more rows once they have more bytes than this."""
 
+FEW_KEYS = 32
+"""Up to so many keys are found faster without numpy."""
 _SORTED_BY_NUMBERS = 1000
 """So many keys are sorted faster by numbers than as objects."""
 
@@ -261,15 +263,7 @@ class Memtable:
 
     # Changes, in the bucket's turn
 
-    def pending_value(self, key: bytes) -> bytes | None:
-        """The row of a key with the changes that are pending; None if it is not there."""
-        for layer in self._pending.dicts:
-            row = layer.get(key)
-            if row is not None:
-                return row or None
-        return self.value(key)
-
-    def find(self, keys: BinaryColumn, names: list[bytes]) -> tuple[np.ndarray, BinaryColumn]:
+    def find(self, keys: BinaryColumn, names: Sequence[bytes]) -> tuple[np.ndarray, BinaryColumn]:
         """The length of the row of each key, int64, 0 if there is none; and the rows that are there, in their order.
 
         Pending changes are seen.
@@ -282,23 +276,38 @@ class Memtable:
         """
         rows = Layers((*self._pending.dicts, *self.published.rows.dicts)).newest(names)
         if rows is None:
-            there, found = self._in_index(keys)
+            there, found = self.index.find(keys)
             lengths = np.zeros(len(names), np.int64)
             lengths[there] = found.lengths
             return lengths, found
         places = [place for place, row in enumerate(rows) if row is None]
         if places:
-            there, found = self._in_index(BinaryColumn.from_list([names[place] for place in places]))
+            there, found = self.index.find(BinaryColumn.from_list([names[place] for place in places]))
             for place, row in zip(compress(places, there.tolist()), found.to_list(), strict=True):
                 rows[place] = row
         column = BinaryColumn.from_list([row or b"" for row in rows])
         return column.lengths, column.without_empty()
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The rows of keys with the changes that are pending; empty where there is none."""
-        lengths, found = self.find(BinaryColumn.from_list(keys), list(keys))
+        """The rows of keys with the changes that are pending; empty where there is none.
+
+        Raises:
+            CorruptData: See :meth:`find`; or a row in the index is empty.
+        """
+        if len(keys) <= FEW_KEYS:
+            return self._get_few(keys)
+        lengths, found = self.find(BinaryColumn.from_list(keys), keys)
         rows = iter(found.to_list())
         return [next(rows) if length else b"" for length in lengths.tolist()]
+
+    def _get_few(self, keys: Sequence[bytes]) -> list[bytes]:
+        rows = Layers((*self._pending.dicts, *self.published.rows.dicts)).newest(keys)
+        if rows is None:
+            return self.index.get(keys)
+        if None in rows:
+            found = iter(self.index.get([key for key, row in zip(keys, rows, strict=True) if row is None]))
+            return [next(found) if row is None else row for row in rows]
+        return [row or b"" for row in rows]
 
     def newer(self) -> dict[bytes, bytes]:
         """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
@@ -388,10 +397,6 @@ class Memtable:
                     old.writers.without_frozen(),
                     old.size - merge.size,
                 )
-
-    def _in_index(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
-        with self.index.view() as view:
-            return view.find(keys)
 
 
 def _halfway(before: IndexState, after: IndexState) -> IndexState:

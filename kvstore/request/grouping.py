@@ -13,7 +13,7 @@ from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
-from kvstore.request.sizes import bytes_of
+from kvstore.request.sizes import BATCH_BYTES, bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import SchemaId
 from logformat.rows.changes import Changes
@@ -53,10 +53,24 @@ def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | Non
         return None
     has_deletes = changes.is_delete.true_count > 0
     is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
+    return writes.encode_rows(kernel, table, rows, _size_of(rows), is_delete)
+
+
+def upserts_encoded(definition: TableDefinition, rows: pa.RecordBatch) -> Encoded | None:
+    """Like :func:`encoded_rows` for upserts, of a size that one batch may have.
+
+    Args:
+        rows: Valid, with the types of the table's columns; none has a null where it takes none.
+    """
+    kernel, table = library.kernel(), layout_of(definition).flat
+    if kernel is None or table is None or not rows.num_rows or (size := _size_of(rows)) > BATCH_BYTES:
+        return None
+    return writes.encode_rows(kernel, table, rows, size, None)
+
+
+def _size_of(rows: pa.RecordBatch) -> int:
     size = bytes_of(rows)
-    if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES:
-        size = rows.nbytes
-    return writes.encode_rows(kernel, table, rows, size, is_delete)
+    return rows.nbytes if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES else size
 
 
 def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:

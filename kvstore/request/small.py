@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence as Several
 from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ import pyarrow as pa
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
-from kvstore.request.grouping import encoded_operations, encoded_rows
-from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.grouping import encoded_operations, encoded_rows, upserts_encoded
+from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
@@ -30,6 +30,7 @@ from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import Cells, FewRowsCodec, Operation
+from logformat.rows.intake import ArrowIntake
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
-NO_EPOCH = Epoch(0)
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
@@ -85,6 +85,8 @@ class SmallWrites:
         self.tells_inserts = self.preimages or self.keeps_first
         self.skips_identical = definition.options.skip_identical_updates
         self.native = self._native() if has_kernel else None
+        is_whole = self.native is not None and definition.buckets == 1
+        self._intake = ArrowIntake(definition.schema) if is_whole else None
         self._places = [key.index(name) for name in definition.bucket_key or ()]
 
     def _native(self) -> ChangeMaker | None:
@@ -138,11 +140,11 @@ class SmallWrites:
             if request.writes is not self:
                 return None
             return encoded_operations(request.operations, self.schema_id) if request.operations else None
+        rows = request.encoded
+        if rows is not None and rows.schema_id == self.schema_id:  # rows of targets are not encoded
+            return None if self.keeps_first and self._is_other(request) else rows
         if not self._merges(request):
             return None
-        rows = request.encoded
-        if rows is not None and rows.schema_id == self.schema_id:
-            return rows
         return encoded_rows(self._definition, request.changes)
 
     def _merges(self, request: Request) -> bool:
@@ -150,7 +152,23 @@ class SmallWrites:
         changes = request.changes
         if request.targets is not None or not changes.rows.schema.equals(self._definition.schema):
             return False
-        return not self.keeps_first or not (request.overwrite or changes.is_delete.true_count)
+        return not (self.keeps_first and self._is_other(request))
+
+    def _is_other(self, request: Request) -> bool:
+        """Whether the request does what the engine ``first_row`` does not."""
+        return request.overwrite or request.changes.is_delete.true_count > 0
+
+    def arrow(self, data: Any, rows_max: int) -> Request | None:
+        """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
+        intake = self._intake
+        rows = None if intake is None else intake.batch(data)
+        if intake is None or rows is None or rows.num_rows > rows_max:
+            return None
+        encoded = upserts_encoded(self._definition, rows)
+        if encoded is None:
+            return None
+        given = partial(_upserts, intake, rows)
+        return Request(given, encoded=encoded, schema_id=self.schema_id, answer=Reply())
 
     def bucket_of(self, key: Cells) -> BucketId:
         """The bucket of a key."""
@@ -254,6 +272,10 @@ def counted(
     if isinstance(request, SmallRequest):
         return replace(request, answer=Reply(), **given)
     return replace(request, answer=Answer(), **given)
+
+
+def _upserts(intake: ArrowIntake, rows: pa.RecordBatch) -> Changes:
+    return Changes.upserts(intake.conform(rows))
 
 
 def bytes_of(operations: Several[Operation]) -> int:

@@ -155,8 +155,11 @@ class Table(ReadTable):
 
     def _upsert(self, definition: TableDefinition, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         writes = small_writes(definition) if columns is None else None
-        if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
-            return WriteResult(self._apply_requests(writes.requests(few)))
+        if writes is not None:
+            if (few := writes.upserts(data, self._batch_rows_max)) is not None:
+                return WriteResult(self._apply_requests(writes.requests(few)))
+            if (request := writes.arrow(data, self._batch_rows_max)) is not None:
+                return WriteResult(self._apply_requests({BucketId(0): request}))
         # Such a row is encoded by the definition of its commit.
         if type(data) is dict and columns is None and definition.buckets == 1 and self._reading.fixed is None:
             self._handles[0].submit(row := RowRequest(data.copy()))
@@ -697,7 +700,7 @@ class Table(ReadTable):
         """Apply changes to the buckets they belong to, all at once."""
         other = BucketId(next(self._turn) % len(self._handles))
         parts = spread(definition, changes, other)
-        requests = {bucket: request_of(part, definition, targets=targets) for bucket, part in parts}
+        requests = {bucket: request_of(part, definition, targets=targets, answer=Reply()) for bucket, part in parts}
         for bucket, result in self._apply_requests(requests).items():
             found.setdefault(bucket, []).append(result)
 

@@ -162,7 +162,9 @@ def native_few(data: bytes) -> None:
     encoded = encoded_operations(operations, _SCHEMA)
     found = _made_of(native, encoded, old)
     try:
-        expected = merge_small(without, SmallRequest(operations, without), old.get)
+        expected = merge_small(
+            without, SmallRequest(operations, without), lambda keys: [old.get(key, b"") for key in keys]
+        )
     except CorruptData:
         assert found is None, "the kernel takes damage for a row"
         raise
