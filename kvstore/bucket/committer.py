@@ -53,11 +53,11 @@ from kvstore.log.segments import LogFiles
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
+from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
-from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.ids import Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
 
@@ -607,12 +607,10 @@ class Committer:
             return False
         if deadline <= self._clock.monotonic():
             return True
-        if self.memtable.is_merging:
-            return self.memtable.is_behind(self._context.budget.bucket_limit)
-        return self._is_half_full()
-
-    def _is_half_full(self) -> bool:
-        return self._context.budget.is_half(self.memtable.published.size)
+        memtable, budget = self.memtable, self._context.budget
+        return (
+            memtable.is_behind(budget.bucket_limit) if memtable.is_merging else budget.is_half(memtable.published.size)
+        )
 
     def _is_full(self) -> bool:
         return self._context.budget.is_reached(self.memtable.published.size)

@@ -44,29 +44,6 @@ class Stored(NamedTuple):
     lengths: np.ndarray
     values: BinaryColumn
 
-    def placed(self) -> tuple[int, int, int, object]:
-        """Addresses of the values and of their lengths, the bytes of the values, and what keeps all of it valid."""
-        flat, offsets = self.values.flat, self.values.offsets
-        start, end = int(offsets[0]), int(offsets[-1])
-        return address_of(flat) + start, address_of(self.lengths), end - start, self
-
-
-class StoredFew(NamedTuple):
-    """What is stored under a few keys, where numpy's calls would take longer than the rows.
-
-    Attributes:
-        values: Of each key; empty if it has none.
-    """
-
-    values: list[bytes]
-
-    def placed(self) -> tuple[int, int, int, object]:
-        """See :meth:`Stored.placed`."""
-        sizes = _numbers_of(len(self.values)).pack(*map(len, self.values))
-        memory = b"".join([sizes, *self.values])
-        start = address_of(memory)
-        return start + len(sizes), start, len(memory) - len(sizes), memory
-
 
 class Few(NamedTuple):
     """A few operations as they are stored, each of another key.
@@ -155,11 +132,11 @@ class ChangeMaker:
             2 * (key_bytes + value_bytes + old_bytes),
         )
 
-    def make(self, rows: Encoded, stored: Stored | StoredFew, *, skips: bool = False) -> Made | None:
+    def make(self, rows: Encoded, stored: Stored | list[bytes], *, skips: bool = False) -> Made | None:
         """The records of operations; None if Python has to make them.
 
         Args:
-            stored: What is stored under their keys.
+            stored: What is stored under their keys; of a few, a list takes less time, empty where there is nothing.
             skips: Whether updates that change nothing are left out.
         """
         keys, values = rows.keys, rows.values
@@ -170,7 +147,15 @@ class ChangeMaker:
         addresses = rows.addresses
         if addresses is None:
             addresses = tuple(map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets, *numbers)))
-        old, lengths, old_bytes, _kept = stored.placed()
+        if isinstance(stored, list):
+            sizes = _numbers_of(len(stored)).pack(*map(len, stored))
+            memory = b"".join([sizes, *stored])
+            lengths = address_of(memory)
+            old, old_bytes = lengths + len(sizes), len(memory) - len(sizes)
+        else:
+            flat, offsets = stored.values.flat, stored.values.offsets
+            start, end = int(offsets[0]), int(offsets[-1])
+            lengths, old, old_bytes = address_of(stored.lengths), address_of(flat) + start, end - start
         return self._called(
             (count, len(keys), skips, *ends, old_bytes),
             (*addresses[:4], old, lengths, *addresses[4:]),

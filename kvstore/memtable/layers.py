@@ -41,7 +41,10 @@ class Layers(Generic[K, V]):
         for each in self.dicts:
             values = list(map(each.get, keys))
             if values.count(None) < len(values):
-                found = values if found is None else [_first(*pair) for pair in zip(found, values, strict=True)]
+                if found is None:
+                    found = values
+                else:
+                    found = [old if new is None else new for new, old in zip(found, values, strict=True)]
         return found
 
     def all(self) -> dict[K, V]:
@@ -73,7 +76,3 @@ class Layers(Generic[K, V]):
     def without_frozen(self) -> Layers[K, V]:
         """These layers without those that are frozen."""
         return Layers(self.dicts[: len(self.dicts) - self._frozen])
-
-
-def _first(newer: V | None, older: V | None) -> V | None:
-    return older if newer is None else newer

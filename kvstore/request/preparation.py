@@ -13,13 +13,13 @@ from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.grouping import encoded_rows, grouped
 from kvstore.request.request import NO_EPOCH, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
-from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
@@ -124,9 +124,9 @@ def request_of(
         if changes.is_delete.true_count:
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
     else:
-        writes = small_writes(definition) if targets is None else None
-        if writes is not None and writes.native is not None:
-            encoded = encoded_rows(definition, changes)
+        writes = encoded_writes(definition) if targets is None else None
+        if writes is not None and writes.native is not None and rows.schema.equals(definition.schema):
+            encoded = encoded_rows(definition, rows, changes.is_delete)
         if encoded is None and (len(changes) > GROUPED_LATER_MAX or definition.buckets > 1):
             # With several buckets, a key that is too long must be detected before any bucket is written.
             grouping = grouped(layout_of(definition), changes.rows)
@@ -140,7 +140,7 @@ def request_of(
 def up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
     """A request as the table's definition of now has it; see :func:`in_present_names`."""
     if isinstance(request, SmallRequest):
-        if request.writes is small_writes(definition):
+        if request.writes is encoded_writes(definition):
             return request
         request = request.request()  # the table was altered
     return in_present_names(request, definition)

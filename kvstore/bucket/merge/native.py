@@ -6,11 +6,11 @@ stored rows of an earlier schema, and damage. Nothing is changed here.
 
 from __future__ import annotations
 
-from kvstore.bucket.merge.small import SmallMerge
-from kvstore.kernel.changes import Few, Made, Stored, StoredFew
-from kvstore.memtable.memtable import FEW_KEYS, Memtable
+from kvstore.bucket.merge.small import EncodedMerge
+from kvstore.kernel.changes import Few, Made, Stored
+from kvstore.memtable.memtable import Memtable
+from kvstore.request.encoded import EncodedWrites, SmallRequest
 from kvstore.request.request import Request
-from kvstore.request.small import SmallRequest, SmallWrites
 from logformat.log.arrow_message import Compression
 from logformat.log.batch import BATCH_BYTES_MAX, RECORDS_MAX, LogBatch, encode_parts
 from logformat.log.few_records import FewRecordsEncoder, finished
@@ -20,8 +20,8 @@ COMPRESSED_RECORDS_MIN = 4096
 
 
 def merge_natively(
-    writes: SmallWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
-) -> SmallMerge | None:
+    writes: EncodedWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
+) -> EncodedMerge | None:
     """Merge a request; None if Python has to do it.
 
     Args:
@@ -40,9 +40,8 @@ def merge_natively(
         made = native.make_few(rows, memtable.get(names), skips=skips)
     else:
         names, listed = rows.keys.to_list(), rows.values.to_list()
-        is_few = len(names) <= FEW_KEYS
-        old = StoredFew(memtable.get(names)) if is_few else Stored(*memtable.find(rows.keys, names))
-        made = native.make(rows, old, skips=skips)
+        old = memtable.stored(rows.keys, names)
+        made = native.make(rows, Stored(*old) if isinstance(old, tuple) else old, skips=skips)
     if made is None:
         return None
     final = made.final.tolist()
@@ -54,7 +53,7 @@ def merge_natively(
     def encode(batch: LogBatch) -> list[memoryview]:
         return _encoded(writes.records, batch, made, compression)
 
-    return SmallMerge(made.records, encode, names, values, made.added_rows, made.digest)
+    return EncodedMerge(made.records, encode, names, values, made.added_rows, made.digest)
 
 
 def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvstore.request.encoded import BYTES_MAX, EncodedWrites, SmallRequest
 from kvstore.request.request import Request
-from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
 from logformat.log.batch import LogBatch
 from logformat.log.change import ChangeType
 from logformat.rows.few.few_rows import Cells
@@ -19,7 +19,7 @@ _INSERT, _BEFORE, _AFTER, _DELETE = map(
 )
 
 
-class SmallMerge(NamedTuple):
+class EncodedMerge(NamedTuple):
     """What a small write makes of the stored rows.
 
     Attributes:
@@ -39,8 +39,8 @@ class SmallMerge(NamedTuple):
 
 
 def merge_small(
-    writes: SmallWrites, request: Request | SmallRequest, get: Callable[[list[bytes]], list[bytes]]
-) -> SmallMerge | None:
+    writes: EncodedWrites, request: Request | SmallRequest, get: Callable[[list[bytes]], list[bytes]]
+) -> EncodedMerge | None:
     """Merge a request; None if it needs the long way.
 
     Args:
@@ -79,7 +79,7 @@ def merge_small(
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
     columns = writes.rows.columns(records)
-    return SmallMerge(
+    return EncodedMerge(
         len(change_types),
         lambda batch: [writes.records.batch(batch, bytes(change_types), columns)],
         (changed := [key for key in hashes if rows[key] or key in old_hashes]),

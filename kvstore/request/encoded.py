@@ -1,9 +1,12 @@
-"""Small writes: a few rows on their way into a bucket without numpy or Arrow, whose calls cost more than the rows.
+"""Writes that are merged as they are stored: rows of flat columns, encoded in the caller's thread.
 
-:func:`small_writes` decides which tables take this way, and the methods of :class:`SmallWrites` which rows do. All
-others go the long way, which makes the same bytes; so does a small request of a table that was altered before its turn.
+* Arrow data that has the table's columns as they are becomes a request of encoded rows (:meth:`EncodedWrites.arrow`).
+* A few rows given as dicts are a small write: they are encoded without numpy or Arrow, whose calls cost more than the
+  rows (:meth:`EncodedWrites.upserts`).
 
-The native kernel merges requests of these tables as they are stored, whatever their size (:meth:`SmallWrites.encoded`).
+:func:`encoded_writes` decides which tables take these ways. What they leave takes the long way, which makes the same
+bytes; so does a request of a table that was altered before its turn. The native kernel merges requests of these tables,
+whatever their size (:meth:`EncodedWrites.encoded`); without it, Python does so for small writes.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ import pyarrow as pa
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
-from kvstore.request.grouping import encoded_operations, encoded_rows, upserts_encoded
+from kvstore.request.grouping import encoded_operations, encoded_rows
 from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
+from kvstore.request.sizes import BATCH_BYTES, bytes_of as bytes_of_rows
 from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, WriterId
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
@@ -44,13 +48,13 @@ BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
 
-def small_writes(definition: TableDefinition) -> SmallWrites | None:
-    """The small writes of a table, built once for each definition; None if the table takes none."""
-    return _small_writes(definition, library.kernel())
+def encoded_writes(definition: TableDefinition) -> EncodedWrites | None:
+    """The encoded writes of a table, built once for each definition; None if the table takes none."""
+    return _encoded_writes(definition, library.kernel())
 
 
 @lru_cache(maxsize=256)
-def _small_writes(definition: TableDefinition, kernel: CDLL | None) -> SmallWrites | None:
+def _encoded_writes(definition: TableDefinition, kernel: CDLL | None) -> EncodedWrites | None:
     options = definition.options
     if definition.primary_key is None or options.auto_increment is not None:
         return None
@@ -58,11 +62,11 @@ def _small_writes(definition: TableDefinition, kernel: CDLL | None) -> SmallWrit
         return None
     if not isinstance(engine_of_table(definition), (LastRow, FirstRow)) or not FewRowsCodec.supports(definition.schema):
         return None
-    return SmallWrites(definition, definition.primary_key, has_kernel=kernel is not None)
+    return EncodedWrites(definition, definition.primary_key, has_kernel=kernel is not None)
 
 
-class SmallWrites:
-    """Small writes of one table; see :func:`small_writes`.
+class EncodedWrites:
+    """Encoded writes of one table; see :func:`encoded_writes`.
 
     Attributes:
         rows, records: Codecs of stored rows and of batches.
@@ -145,7 +149,7 @@ class SmallWrites:
             return None if self.keeps_first and self._is_other(request) else rows
         if not self._merges(request):
             return None
-        return encoded_rows(self._definition, request.changes)
+        return encoded_rows(self._definition, request.changes.rows, request.changes.is_delete)
 
     def _merges(self, request: Request) -> bool:
         """Whether the request stores whole rows, as the table's engine does it."""
@@ -162,9 +166,9 @@ class SmallWrites:
         """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
         intake = self._intake
         rows = None if intake is None else intake.batch(data)
-        if intake is None or rows is None or rows.num_rows > rows_max:
+        if intake is None or rows is None or rows.num_rows > rows_max or bytes_of_rows(rows) > BATCH_BYTES:
             return None
-        encoded = upserts_encoded(self._definition, rows)
+        encoded = encoded_rows(self._definition, rows)
         if encoded is None:
             return None
         given = partial(_upserts, intake, rows)
@@ -198,7 +202,7 @@ class SmallRequest:
     """
 
     operations: list[Operation]
-    writes: SmallWrites
+    writes: EncodedWrites
     answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
@@ -234,7 +238,7 @@ class SmallConditional(ConditionalRequest):
     """
 
     operations_on: Callable[[list[bytes | None]], list[Operation] | None]
-    writes: SmallWrites
+    writes: EncodedWrites
 
 
 @dataclass(frozen=True, slots=True)
