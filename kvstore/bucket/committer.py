@@ -54,11 +54,11 @@ from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
+from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
-from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from logformat.ids import Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
 

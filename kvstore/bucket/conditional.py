@@ -9,15 +9,12 @@ from itertools import groupby
 from kvstore.bucket.write_path import Outcome, WritePath
 from kvstore.errors import InvalidRequest, SchemaMismatch, WriterRejected
 from kvstore.meta.state import TableDefinition
+from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted, encoded_writes
 from kvstore.request.preparation import request_of, requests_of, up_to_date
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import ComparedRequest, SmallConditional, SmallRequest, Submitted, small_writes
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
-
-_FEW_KEYS = 64
-"""Up to this many are found without numpy."""
 
 
 def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
@@ -26,10 +23,10 @@ def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome 
     Returns:
         For each request its outcome; None for a conditional one that had nothing to write.
     """
-    writes = small_writes(path.definition)
-    small = [each for each in group if isinstance(each, SmallRequest) and each.writes is writes]
-    if len(small) == len(group):
-        return [*path.apply_all(small)]
+    definition = path.definition
+    whole = [up_to_date(each, definition) for each in group if isinstance(each, (Request, SmallRequest))]
+    if len(whole) == len(group):
+        return [*path.apply_all(whole)]
     found: list[Outcome | None] = []
     for kind, run in groupby(group, _kind):
         if kind is ConditionalRequest:
@@ -71,8 +68,6 @@ def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
 
 
 def _pending(path: WritePath, keys: list[bytes]) -> list[bytes]:
-    if len(keys) <= _FEW_KEYS:
-        return [path.memtable.pending_value(key) or b"" for key in keys]
     return path.memtable.get(keys)
 
 
@@ -89,7 +84,7 @@ def decided(
         CorruptData: A stored row is damaged.
     """
     values = get(request.keys)
-    if isinstance(request, SmallConditional) and request.writes is small_writes(definition):
+    if isinstance(request, SmallConditional) and request.writes is encoded_writes(definition):
         there = [(code, value or None) for code, value in zip(request.keys, values, strict=True)]
         if all(value is None or request.writes.rows.hash_of(code, value) is not None for code, value in there):
             operations = request.operations_on([value for _, value in there])

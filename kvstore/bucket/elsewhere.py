@@ -11,7 +11,7 @@ from typing import Protocol
 from kvstore.errors import StoreLocked
 from kvstore.index.index import View
 from kvstore.process.calls import Answer
-from kvstore.request.small import Submitted
+from kvstore.request.encoded import Submitted
 from logformat.ids import Sequence, WriterId
 
 

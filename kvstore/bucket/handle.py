@@ -37,8 +37,8 @@ from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.memtable.generation import Entry
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Answer, uninterrupted
+from kvstore.request.encoded import Submitted
 from kvstore.request.prepared import Prepared
-from kvstore.request.small import Submitted
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState

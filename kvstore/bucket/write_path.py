@@ -15,7 +15,6 @@ pending in the memtable; then they are published.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from itertools import compress
 from typing import NamedTuple, TypeAlias
 
@@ -34,6 +33,7 @@ from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
 from kvstore.indexing.entries import TableEntries, are_entries_due, make_entries
 from kvstore.indexing.unique import UniqueIndexes
+from kvstore.kernel.writes import Encoded
 from kvstore.log.log import Log
 from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import FoundBatch, LogFiles
@@ -43,12 +43,12 @@ from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.grouping import grouped
 from kvstore.request.request import Grouping, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
-from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled
 from logformat.checksum import key_sums
@@ -360,14 +360,14 @@ class WritePath:
 
     def _merge_encoded(self, request: Request | SmallRequest, timestamp: int) -> EncodedBatch | None:
         """Merge rows as they are stored: by the kernel, or if they are few; None if it needs the long way."""
-        writes = small_writes(self.definition)
+        writes = encoded_writes(self.definition)
         if writes is None:
             return None
         merged = merge_natively(writes, request, self.memtable, self.definition.options.compression)
-        if merged is None and (merged := merge_small(writes, request, self.memtable.pending_value)) is None:
+        if merged is None and (merged := merge_small(writes, request, self.memtable.get)) is None:
             return None
         batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
-        encoded = EncodedBatch(batch.base_offset, batch.next_offset, timestamp, merged.encode(batch))
+        encoded = EncodedBatch.of(batch, merged.encode(batch))
         self.memtable.put(merged.keys, merged.values)
         self._note([batch], Effect(merged.added_rows, merged.digest))
         return encoded
@@ -378,29 +378,22 @@ class WritePath:
         Raises:
             UniqueViolation: Nothing was changed.
         """
-        if request.grouping is None:
-            known = request.encoded
-            grouping = (
-                grouped(self._layout, request.changes.rows)
-                if known is None
-                else Grouping(known.keys, known.order, known.starts, known.lasts)
-            )
-            request = replace(request, grouping=grouping)
-        assert request.grouping is not None
-        grouping, options = request.grouping, self.definition.options
+        grouping, options = request.grouping or request.encoded, self.definition.options
+        if grouping is None:
+            grouping = grouped(self._layout, request.changes.rows)
         incoming = filled(request.changes.rows, self.definition.schema)
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
         lengths, values = self.memtable.find(grouping.keys, listed)
         there = lengths > 0
         keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
         old_rows, old_hashes = self._layout.decode(values, sums[there], keys_of)
-        operations = self._operations(request, there, old_rows, incoming)
+        operations = self._operations(request, grouping, there, old_rows, incoming)
         merged = self._engine_of(request).merge(operations)
         if options.auto_increment is not None:
             merged = numbered(merged, operations, options.auto_increment, self._ids, self._state.next_count)
         if options.skip_identical_updates or request.skips_identical:
             merged = without_identical(merged, operations, self._layout)
-        change_types, rows = self._records(request, merged)
+        change_types, rows = self._records(request, merged, grouping.order)
         batch = self._batch(request, timestamp, rows, change_types)
         encoded = self._encoded(batch)
         final = merged.after[grouping.lasts]
@@ -439,10 +432,13 @@ class WritePath:
         return self.definition.options.changelog_image == "full"
 
     def _operations(
-        self, request: Request, there: np.ndarray, old_rows: pa.RecordBatch, incoming: pa.RecordBatch
+        self,
+        request: Request,
+        grouping: Grouping | Encoded,
+        there: np.ndarray,
+        old_rows: pa.RecordBatch,
+        incoming: pa.RecordBatch,
     ) -> Operations:
-        assert request.grouping is not None
-        grouping = request.grouping
         return Operations(
             pool=pa.concat_batches([old_rows, incoming]) if old_rows.num_rows else incoming,
             stored=np.where(there, there.cumsum() - 1, -1),
@@ -455,16 +451,13 @@ class WritePath:
             automatic=self.definition.options.auto_increment,
         )
 
-    def _records(self, request: Request, merged: Merged) -> tuple[np.ndarray, pa.RecordBatch]:
+    def _records(self, request: Request, merged: Merged, order: np.ndarray) -> tuple[np.ndarray, pa.RecordBatch]:
         """See :func:`cdc.records_of`."""
-        assert request.grouping is not None
         options = self.definition.options
         # Without preimages and without a look at the row before, an insert can't be recognized.
         looks = options.auto_increment is not None or self._targets_of(request) is not None
         looks = looks or not isinstance(self._engine_of(request), LastRow)
-        return cdc.records_of(
-            merged, request.grouping.order, preimages=self._has_preimages, inserts=self._has_preimages or looks
-        )
+        return cdc.records_of(merged, order, preimages=self._has_preimages, inserts=self._has_preimages or looks)
 
     def _batch(
         self,
@@ -500,7 +493,7 @@ class WritePath:
     def _encoded(self, batch: LogBatch) -> EncodedBatch:
         small = batch.record_count < COMPRESSED_RECORDS_MIN
         pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
-        return EncodedBatch(batch.base_offset, batch.next_offset, batch.commit_timestamp, pieces)
+        return EncodedBatch.of(batch, pieces)
 
     def _note(self, batches: Sequence[LogBatch], effect: Effect) -> None:
         """Record batches whose rows are pending: their writers, and the new state."""

@@ -20,9 +20,9 @@ from kvstore.errors import StoreError, StoreLocked
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import uninterrupted
+from kvstore.request.encoded import SmallRequest
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
-from kvstore.request.small import SmallRequest
 from logformat.ids import BucketId, Offset, Sequence, WriterId
 
 Confirm: TypeAlias = Callable[[Mapping[BucketId, Offset]], None]

@@ -20,10 +20,10 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import NamedWriter
 from kvstore.process.calls import uninterrupted
+from kvstore.request.encoded import counted
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
-from kvstore.request.small import counted
 from logformat.catalog.edits import AllocateWriter, OpenWriter, WriterKind
 from logformat.ids import NO_SEQUENCE, SEQUENCE_MAX, BucketId, Epoch, Sequence, WriterId, next_sequence
 from logformat.rows.changes import Changes

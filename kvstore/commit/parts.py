@@ -25,10 +25,10 @@ from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import wait_for
+from kvstore.request.encoded import ROWS_MAX, SmallRequest
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
-from kvstore.request.small import ROWS_MAX, SmallRequest
 from logformat.catalog.edits import BeginCommit, EndCommit
 from logformat.ids import BucketId, Offset
 

@@ -18,9 +18,9 @@ from kvstore.disk.files import Files, open_regular, refusals, size_of
 from kvstore.errors import CorruptBatch, CorruptData
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import OpenCommit
+from kvstore.request.encoded import SmallRequest
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
-from kvstore.request.small import SmallRequest
 from kvstore.request.targets import filled
 from logformat import paths
 from logformat.ids import BucketId, TableId

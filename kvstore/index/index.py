@@ -325,6 +325,14 @@ class Index:
         with self.environment.read() as transaction:
             yield View(transaction, mapped=self._mapped)
 
+    def get(self, keys: Sequence[bytes]) -> list[bytes]:
+        """See :meth:`View.get`, of the last commit; for a few keys."""
+        return self.environment.at_once(lambda transaction: _or_empty(map(transaction.get, keys)))
+
+    def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
+        """See :meth:`View.find`, of the last commit."""
+        return self.environment.at_once(lambda transaction: View(transaction, mapped=self._mapped).find(keys))
+
     @contextmanager
     def scan_view(self) -> Iterator[View]:
         """A view of the last commit for large scans: it reads rows from their pages."""

@@ -119,7 +119,7 @@ class ChangeMaker:
         count = len(rows.names)
         key_ends, ends = ([0, *accumulate(map(len, strings))] for strings in rows)
         sizes = list(map(len, old))
-        numbers = _numbers_of(count).pack(*key_ends, *ends, *sizes)
+        numbers = _numbers_of(3 * count + 2).pack(*key_ends, *ends, *sizes)
         memory = b"".join([numbers, *rows.names, *rows.values, *old])
         at_ends = WORD * (count + 1)
         start, each = address_of(memory), _EACH_AT
@@ -132,45 +132,53 @@ class ChangeMaker:
             2 * (key_bytes + value_bytes + old_bytes),
         )
 
-    def make(self, rows: Encoded, stored: Stored, *, skips: bool = False) -> Made | None:
+    def make(self, rows: Encoded, stored: Stored | list[bytes], *, skips: bool = False) -> Made | None:
         """The records of operations; None if Python has to make them.
 
         Args:
-            stored: What is stored under their keys.
+            stored: What is stored under their keys; of a few, a list takes less time, empty where there is nothing.
             skips: Whether updates that change nothing are left out.
         """
-        keys, values, old = rows.keys, rows.values, stored.values
-        count, old_start, old_end = len(values), int(old.offsets[0]), int(old.offsets[-1])
-        ends = int(keys.offsets[-1]), int(values.offsets[-1])
+        keys, values = rows.keys, rows.values
+        count, ends = len(values), (int(keys.offsets[-1]), int(values.offsets[-1]))
         # At most two records have the bytes of a key, and of what is stored.
         key_bytes = 2 * (int((keys.lengths * (rows.lasts - rows.starts + 1)).sum()) if len(keys) < count else ends[0])
-        lengths = stored.lengths
+        numbers = rows.order, rows.starts, rows.lasts
+        addresses = rows.addresses
+        if addresses is None:
+            addresses = tuple(map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets, *numbers)))
+        if isinstance(stored, list):
+            sizes = _numbers_of(len(stored)).pack(*map(len, stored))
+            memory = b"".join([sizes, *stored])
+            lengths = address_of(memory)
+            old, old_bytes = lengths + len(sizes), len(memory) - len(sizes)
+        else:
+            flat, offsets = stored.values.flat, stored.values.offsets
+            start, end = int(offsets[0]), int(offsets[-1])
+            lengths, old, old_bytes = address_of(stored.lengths), address_of(flat) + start, end - start
         return self._called(
-            (count, len(keys), skips, *ends, old_end - old_start),
-            (
-                *map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets)),
-                address_of(old.flat) + old_start,
-                *map(address_of, (lengths, rows.order, rows.starts, rows.lasts)),
-            ),
-            key_bytes + 2 * (ends[1] + old_end - old_start),
+            (count, len(keys), skips, *ends, old_bytes),
+            (*addresses[:4], old, lengths, *addresses[4:]),
+            key_bytes + 2 * (ends[1] + old_bytes),
         )
 
     def _called(self, numbers: tuple[int, ...], addresses: tuple[int, ...], bytes_max: int) -> Made | None:
         count, keys, *_ = numbers
         room = min(self._room + count * self._room_of_operation + bytes_max, _ROOM_MAX)
         scratch_bytes = count * _SCRATCH_OF_OPERATION + self._scratch
-        target, final, scratch = np.zeros(room, np.uint8), np.empty(keys, np.int64), np.empty(scratch_bytes, np.uint8)
-        batch = _BATCH.pack(*numbers, *addresses, address_of(final), address_of(scratch), scratch_bytes)
+        target, final = np.zeros(room, np.uint8), np.empty(keys + scratch_bytes // WORD, np.int64)
+        at = address_of(final)
+        batch = _BATCH.pack(*numbers, *addresses, at, at + WORD * keys, scratch_bytes)
         if self._make(count <= FEW_MAX, self._plan, batch, address_of(target), room) != _DONE:
             return None
         made: memoryview = target.data
         batch_bytes, records, digest, added = _RESULTS.unpack_from(made)
-        return Made(made[_RESULT_BYTES : _RESULT_BYTES + batch_bytes], records, digest, added, final)
+        return Made(made[_RESULT_BYTES : _RESULT_BYTES + batch_bytes], records, digest, added, final[:keys])
 
 
 @lru_cache(maxsize=512)
 def _numbers_of(count: int) -> struct.Struct:
-    return struct.Struct(f"<{3 * count + 2}q")
+    return struct.Struct(f"<{count}q")
 
 
 _EACH = np.arange(FEW_MAX)

@@ -134,6 +134,8 @@ class Encoded(NamedTuple):
         order, starts, lasts: See :class:`kvstore.request.request.Grouping`.
         values: Of each operation, in order; empty for a delete.
         schema_id: Of the values.
+        addresses: Of the bytes and the offsets of the keys, then of the values, then of the numbers; None if they were
+            not asked for yet.
     """
 
     keys: BinaryColumn
@@ -142,6 +144,7 @@ class Encoded(NamedTuple):
     lasts: np.ndarray
     values: BinaryColumn
     schema_id: int
+    addresses: tuple[int, ...] | None = None
 
 
 def encode_rows(
@@ -156,34 +159,51 @@ def encode_rows(
     count = rows.num_rows
     room = _key_room(table, count, rows_bytes)
     capacity = rows_bytes + (table.fixed_bytes + WORD) * count
-    flat, values, numbers = np.empty(room, np.uint8), np.empty(capacity, np.uint8), np.empty(5 * count + 3, np.int64)
-    scratch, words = np.empty(room, np.uint8), np.empty(8 * count + 1, np.int64)  # of no use afterwards
-    places = np.arange(count)
+    # Numbers, values and keys, in one piece of memory; and what is of no use afterwards.
+    numbers = np.empty(5 * count + 3 + (capacity + room + 2 * WORD) // WORD, np.int64)
+    scratch = np.empty(9 * count + 1 + (room + WORD) // WORD, np.int64)
+    order, at_scratch = address_of(numbers), address_of(scratch)
+    step = WORD * count
+    starts, lasts, key_ends = order + step, order + 2 * step, order + 3 * step
+    ends = key_ends + step + WORD
+    found = ends + step + WORD
+    values_at = found + WORD
+    keys_at = values_at + (capacity + WORD - 1) // WORD * WORD
+    places = scratch[:count]
+    places[:] = _first_numbers(count)
     if is_delete is not None:
         places[is_delete] = -1
+    entries = at_scratch + step
+    sums, hashes, cursors, ends_of_rows = (entries + nth * step for nth in (4, 5, 6, 7))
+    at_keys = ends_of_rows + step + WORD
     column, _array = _exported(rows)
-    order, starts, lasts, key_ends = (address_of(numbers) + WORD * count * nth for nth in range(4))
-    ends = key_ends + WORD * (count + 1)
-    found = ends + WORD * (count + 1)
-    entries, sums, hashes, cursors, ends_of_rows = (address_of(words) + WORD * count * nth for nth in (0, 4, 5, 6, 7))
     status = kernel.kv_rows(
-        *(table.address, column, address_of(places), table.key_address, table.key_columns, address_of(scratch), room),
-        *(ends_of_rows, entries, address_of(flat), key_ends, order, starts, lasts, found),
-        *(address_of(values), capacity, ends, sums, hashes, cursors),
+        *(table.address, column, at_scratch, table.key_address, table.key_columns, at_keys, room),
+        *(ends_of_rows, entries, keys_at, key_ends, order, starts, lasts, found),
+        *(values_at, capacity, ends, sums, hashes, cursors),
     )
     if status != _DONE:
         return None
     different = int(numbers[5 * count + 2])
     key_offsets = numbers[3 * count : 3 * count + different + 1]
     offsets = numbers[4 * count + 1 : 5 * count + 2]
-    if table.key_width is not None:
-        flat = flat[: different * table.key_width]
+    flat = numbers.view(np.uint8)
+    first, width = keys_at - order, table.key_width
+    keys = flat[first : first + (room if width is None else different * width)]
     return Encoded(
-        BinaryColumn(flat, key_offsets, table.key_width),
+        BinaryColumn(keys, key_offsets, width),
         *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
-        BinaryColumn(values, offsets),
+        BinaryColumn(flat[values_at - order : first], offsets),
         table.schema_id,
+        (keys_at, key_ends, values_at, ends, order, starts, lasts),
     )
+
+
+_NUMBERS = np.arange(1 << 10)
+
+
+def _first_numbers(count: int) -> np.ndarray:
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.arange(count)
 
 
 def _key_room(table: Table, count: int, rows_bytes: int) -> int:

@@ -16,7 +16,7 @@ from kvstore.disk.files import Files
 from kvstore.log.segments import LogIdentity
 from logformat import paths
 from logformat.ids import Offset
-from logformat.log.published_end import RECORD_BYTES, VOID, PublishedEnd, decode, encode
+from logformat.log.published_end import RECORD_BYTES, VOID, PublishedEnd, decode, encoder
 
 _LOOKS = 10
 """How often a record that is no record is read: it may be being written."""
@@ -33,14 +33,16 @@ class EndPublisher:
 
     def __init__(self, bucket: Path, identity: LogIdentity, files: Files) -> None:
         self._descriptor = -1
-        self._record = PublishedEnd(identity.table_id, identity.bucket_id, identity.store_id, uuid4(), Offset(0))
+        self._encode = encoder(
+            PublishedEnd(identity.table_id, identity.bucket_id, identity.store_id, uuid4(), Offset(0))
+        )
         with suppress(OSError):
             self._descriptor = files.open_name(bucket / paths.PUBLISHED_FILE, os.O_RDWR | os.O_CREAT)
 
     def publish(self, offset: Offset) -> None:
         """Say that every change before an offset is durable."""
         if self._descriptor >= 0:
-            self._write(encode(self._record._replace(offset=offset)))
+            self._write(self._encode(offset))
 
     def close(self) -> None:
         """Say that nobody writes the log, and close the file."""

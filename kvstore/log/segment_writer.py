@@ -36,16 +36,14 @@ class EncodedBatch(NamedTuple):
     next_offset: Offset
     timestamp: int
     pieces: Sequence[memoryview]
+    size: int
+    """Of all pieces, in bytes."""
 
     @classmethod
-    def read(cls, header: BatchHeader, data: memoryview) -> Self:
-        """A batch that was read from another file or from a replica."""
-        return cls(header.base_offset, header.next_offset, header.commit_timestamp, [data])
-
-    @property
-    def size(self) -> int:
-        """Size in bytes."""
-        return sum(map(len, self.pieces))
+    def of(cls, header: BatchHeader, pieces: Sequence[memoryview]) -> Self:
+        """The batch with a header, in pieces."""
+        last = header.base_offset + header.last_offset_delta
+        return cls(header.base_offset, Offset(last + 1), header.commit_timestamp, pieces, sum(map(len, pieces)))
 
 
 def head_at(base: Offset, identity: LogIdentity, previous: LogEnd | None = None) -> SegmentHead:
@@ -158,8 +156,9 @@ class SegmentWriter:
             OSError: The disk refuses. Half a batch may be in the file after ``end``.
         """
         pieces = batches[0].pieces if len(batches) == 1 else [piece for batch in batches for piece in batch.pieces]
-        self._files.write(self._descriptor, pieces, self.end.position)
-        self.end = end_after(self.end, batches)
+        end = self.end
+        self._files.write(self._descriptor, pieces, end.position)
+        self.end = end_after(end, batches)
 
     def truncate(self, end: LogEnd) -> None:
         """Remove what the file has after an earlier end.

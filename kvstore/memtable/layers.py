@@ -8,7 +8,7 @@ index are frozen: they go away together.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator
+from collections.abc import ItemsView, Iterator, Sequence
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
 K = TypeVar("K")
@@ -56,13 +56,16 @@ class Layers(Generic[K, V]):
     def __len__(self) -> int:
         return sum(map(len, self.dicts))
 
-    def newest(self, keys: list[K]) -> list[V | None] | None:
+    def newest(self, keys: Sequence[K]) -> list[V | None] | None:
         """The value of each key, None if there is none; None if no key has one."""
         found: list[V | None] | None = None
         for each in self.dicts:
-            values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(keys)
+            values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(list(keys))
             if values.count(None) < len(values):
-                found = values if found is None else [_first(*pair) for pair in zip(found, values, strict=True)]
+                if found is None:
+                    found = values
+                else:
+                    found = [old if new is None else new for new, old in zip(found, values, strict=True)]
         return found
 
     def all(self) -> dict[K, V]:
@@ -99,7 +102,3 @@ class Layers(Generic[K, V]):
     def without_frozen(self) -> Layers[K, V]:
         """These layers without those that are frozen."""
         return Layers(self.dicts[: len(self.dicts) - self._frozen])
-
-
-def _first(newer: V | None, older: V | None) -> V | None:
-    return older if newer is None else newer

@@ -44,10 +44,13 @@ SLICE_ROWS_MAX = 1 << 16
 SLICE_BYTES = 16 << 20
 """It takes no more rows once they have more bytes than this."""
 
+FEW_KEYS = 128
+"""Up to so many keys are found faster without numpy."""
 
-@dataclass(frozen=True)
+
+@dataclass(eq=False)  # frozen would make setting its fields slow
 class Published:
-    """What every reader sees.
+    """What every reader sees; never changed.
 
     Attributes:
         start: The index has at least every change before it.
@@ -160,7 +163,7 @@ class Memtable:
         self.index = index
         self.entries: MovedEntries | None = None
         self.derived: tuple[tuple[RowLayer, Any], ...] = ()
-        self._pending = Layers[bytes, bytes]()
+        self._pending: dict[bytes, bytes] = {}
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
         self._is_seen = False
@@ -240,15 +243,7 @@ class Memtable:
 
     # Changes, in the bucket's turn
 
-    def pending_value(self, key: bytes) -> bytes | None:
-        """The row of a key with the changes that are pending; None if it is not there."""
-        for layer in self._pending.dicts:
-            row = layer.get(key)
-            if row is not None:
-                return row or None
-        return self.value(key)
-
-    def find(self, keys: BinaryColumn, names: list[bytes]) -> tuple[np.ndarray, BinaryColumn]:
+    def find(self, keys: BinaryColumn, names: Sequence[bytes]) -> tuple[np.ndarray, BinaryColumn]:
         """The length of the row of each key, int64, 0 if there is none; and the rows that are there, in their order.
 
         Pending changes are seen.
@@ -259,37 +254,74 @@ class Memtable:
         Raises:
             CorruptData: A page of the index is damaged.
         """
-        rows = Layers((*self._pending.dicts, *self.published.rows.dicts)).newest(names)
+        found = self.stored(keys, names)
+        if isinstance(found, tuple):
+            return found
+        column = BinaryColumn.from_list(found)
+        return column.lengths, column.without_empty()
+
+    def stored(self, keys: BinaryColumn, names: Sequence[bytes]) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
+        """The rows of keys, as :meth:`find` or as :meth:`get` returns them, whichever takes less time.
+
+        Args:
+            names: See :meth:`find`.
+
+        Raises:
+            CorruptData: See these.
+        """
+        rows = self._newest(names)
+        if len(names) <= FEW_KEYS:
+            return self._completed(names, rows)
         if rows is None:
-            there, found = self._in_index(keys)
+            there, found = self.index.find(keys)
             lengths = np.zeros(len(names), np.int64)
             lengths[there] = found.lengths
             return lengths, found
-        places = [place for place, row in enumerate(rows) if row is None]
-        if places:
-            there, found = self._in_index(BinaryColumn.from_list([names[place] for place in places]))
-            for place, row in zip(compress(places, there.tolist()), found.to_list(), strict=True):
-                rows[place] = row
-        column = BinaryColumn.from_list([row or b"" for row in rows])
-        return column.lengths, column.without_empty()
+        if 2 * rows.count(None) > len(rows):  # to take the others out would take longer
+            return [old if new is None else new for new, old in zip(rows, self._in_index(keys), strict=True)]
+        return self._completed(names, rows)
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The rows of keys with the changes that are pending; empty where there is none."""
-        lengths, found = self.find(BinaryColumn.from_list(keys), list(keys))
+        """The rows of keys with the changes that are pending; empty where there is none.
+
+        Raises:
+            CorruptData: See :meth:`find`; or a row in the index is empty.
+        """
+        return self._completed(keys, self._newest(keys))
+
+    def _newest(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
+        """See :meth:`Layers.newest`."""
+        rows = self.published.rows
+        return Layers((self._pending, *rows.dicts)).newest(keys) if self._pending else rows.newest(keys)
+
+    def _completed(self, keys: Sequence[bytes], rows: list[bytes | None] | None) -> list[bytes]:
+        """The rows of keys, of which the index has those that are None, or all if there are no rows."""
+        missing = keys if rows is None else [key for key, row in zip(keys, rows, strict=True) if row is None]
+        found: list[bytes] = []
+        if missing:
+            is_few = len(missing) <= FEW_KEYS
+            found = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
+        if rows is None:
+            return found
+        others = iter(found)
+        return [next(others) if row is None else row for row in rows]
+
+    def _in_index(self, keys: BinaryColumn) -> list[bytes]:
+        there, found = self.index.find(keys)
         rows = iter(found.to_list())
-        return [next(rows) if length else b"" for length in lengths.tolist()]
+        return [next(rows) if is_there else b"" for is_there in there.tolist()]
 
     def newer(self) -> dict[bytes, bytes]:
         """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
-        return Layers((*self._pending.dicts, *self.published.rows.dicts)).all()
+        return Layers((self._pending, *self.published.rows.dicts)).all()
 
     def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         """Store rows, pending."""
-        self._pending = self._pending.added(dict(zip(keys, rows, strict=True)), in_place=True)
+        self._pending.update(zip(keys, rows, strict=True))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of keys, pending."""
-        self._pending = self._pending.added(dict.fromkeys(keys, b""), in_place=True)
+        self._pending.update(dict.fromkeys(keys, b""))
 
     def put_writer(self, writer_id: WriterId, entry: WriterEntry | None) -> None:
         """Store a writer's entry, pending; None removes it."""
@@ -301,7 +333,7 @@ class Memtable:
         Args:
             state: With all of it.
         """
-        rows = self._pending.all()
+        rows, writers = self._pending, self._pending_writers
         more = ROW_BYTES * len(rows) + sum(map(len, rows)) + sum(map(len, rows.values()))
         with self._lock:
             old, in_place = self.published, not self._is_seen
@@ -309,7 +341,7 @@ class Memtable:
                 old.start,
                 state,
                 old.rows.added(rows, in_place=in_place),
-                old.writers.added(self._pending_writers, in_place=in_place),
+                old.writers.added(writers, in_place=in_place) if writers else old.writers,
                 old.size + more,
             )
             self._is_seen = False
@@ -331,7 +363,7 @@ class Memtable:
 
     def drop(self) -> None:
         """Drop what is pending."""
-        self._pending, self._pending_writers = Layers(), {}
+        self._pending, self._pending_writers = {}, {}
 
     def begin_merge(self, state: IndexState) -> None:
         """Begin to merge everything that is published; no other merge may be under way.
@@ -369,10 +401,6 @@ class Memtable:
                     old.writers.without_frozen(),
                     old.size - merge.size,
                 )
-
-    def _in_index(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
-        with self.index.view() as view:
-            return view.find(keys)
 
 
 def _halfway(before: IndexState, after: IndexState) -> IndexState:

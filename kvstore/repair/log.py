@@ -367,7 +367,7 @@ class LogRepair:
         try:
             written = _Content(writer.end)
             for header, data, is_own in self._chain(base, stop):
-                writer.append([EncodedBatch.read(header, data)])
+                writer.append([EncodedBatch.of(header, [data])])
                 written.from_replica += not is_own
                 written.add(header)
             writer.sync()

@@ -16,7 +16,6 @@ from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import SchemaId
-from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import Operation
 
 
@@ -42,21 +41,27 @@ _SLICE_BYTES, _ROW_BYTES = 1 << 14, 1 << 10
 """Buffers of more bytes, and of more for each row, may be those of a larger batch, of which these rows are a slice."""
 
 
-def encoded_rows(definition: TableDefinition, changes: Changes) -> Encoded | None:
-    """The changes as they are stored; None if Python has to encode them.
+def encoded_rows(
+    definition: TableDefinition, rows: pa.RecordBatch, is_delete: pa.BooleanArray | None = None
+) -> Encoded | None:
+    """The rows as they are stored; None if Python has to encode them.
 
     Args:
-        changes: Valid rows in the table's schema; no key column has a null.
+        rows: Valid, with the types of the table's columns; no key column has a null.
+        is_delete: For each row whether its key is deleted; None if none is.
     """
-    kernel, table, rows = library.kernel(), layout_of(definition).flat, changes.rows
-    if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
+    kernel, table = library.kernel(), layout_of(definition).flat
+    if kernel is None or table is None or not rows.num_rows:
         return None
-    has_deletes = changes.is_delete.true_count > 0
-    is_delete = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if has_deletes else None
+    deletes = None
+    if is_delete is not None and is_delete.true_count:
+        deletes = np.asarray(is_delete.to_numpy(zero_copy_only=False))
+    return writes.encode_rows(kernel, table, rows, _size_of(rows), deletes)
+
+
+def _size_of(rows: pa.RecordBatch) -> int:
     size = bytes_of(rows)
-    if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES:
-        size = rows.nbytes
-    return writes.encode_rows(kernel, table, rows, size, is_delete)
+    return rows.nbytes if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES else size
 
 
 def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:

@@ -19,8 +19,8 @@ import pyarrow as pa
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.request.encoded import EncodedWrites, SmallConditional, encoded_writes
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallConditional, SmallWrites, small_writes
 from kvstore.request.targets import schema_given
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
@@ -202,7 +202,7 @@ class Incremented:
 
     def small(self) -> tuple[BucketId, SmallConditional] | None:
         """The same as one request and its bucket, if the table takes small writes and all is plain; else None."""
-        writes = small_writes(self._definition)
+        writes = encoded_writes(self._definition)
         if writes is None or writes.keeps_first:
             return None
         key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
@@ -242,7 +242,7 @@ class _Cell:
     form: struct.Struct
 
     @classmethod
-    def of(cls, writes: SmallWrites, amounts: Amounts, name: str) -> _Cell | None:
+    def of(cls, writes: EncodedWrites, amounts: Amounts, name: str) -> _Cell | None:
         kind, place = amounts.fields[name].type, writes.rows.place_of(name)
         if place is None or pa.types.is_decimal(kind):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,14 @@ import pyarrow.compute as pc
 from kvstore.arguments import column_names
 from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Answer, Reply
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.grouping import encoded_rows, grouped
-from kvstore.request.request import Request, RowRequest
+from kvstore.request.request import NO_EPOCH, Request, RowRequest
+from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
-from kvstore.request.small import SmallRequest, small_writes
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
@@ -24,7 +27,6 @@ from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.schema import without_dropped
 
-NO_EPOCH = Epoch(0)
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 GROUPED_LATER_MAX = 64
 """Up to this number of rows, a request is sorted when its turn comes, if it has to be at all."""
@@ -100,8 +102,12 @@ def request_of(
     *,
     targets: frozenset[str] | None = None,
     overwrite: bool = False,
+    answer: Reply[AppendResult] | Future[AppendResult] | None = None,
 ) -> Request:
     """Build the request of a batch of changes that fit the table, for one bucket.
+
+    Args:
+        answer: Where its answer comes; a new future if None.
 
     Raises:
         InvalidRequest: The changes are too large, or the table takes no deletes.
@@ -118,21 +124,23 @@ def request_of(
         if changes.is_delete.true_count:
             raise UnsupportedOperation("A log table is append-only; it has no key to delete by.")
     else:
-        writes = small_writes(definition) if targets is None else None
-        if writes is not None and writes.native is not None:
-            encoded = encoded_rows(definition, changes)
+        writes = encoded_writes(definition) if targets is None else None
+        if writes is not None and writes.native is not None and rows.schema.equals(definition.schema):
+            encoded = encoded_rows(definition, rows, changes.is_delete)
         if encoded is None and (len(changes) > GROUPED_LATER_MAX or definition.buckets > 1):
             # With several buckets, a key that is too long must be detected before any bucket is written.
             grouping = grouped(layout_of(definition), changes.rows)
     return Request(
-        *(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id), encoded=encoded
+        *(changes, writer_id, sequence, epoch, grouping, targets, overwrite, definition.schema_id),
+        encoded=encoded,
+        answer=Answer() if answer is None else answer,
     )
 
 
 def up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
     """A request as the table's definition of now has it; see :func:`in_present_names`."""
     if isinstance(request, SmallRequest):
-        if request.writes is small_writes(definition):
+        if request.writes is encoded_writes(definition):
             return request
         request = request.request()  # the table was altered
     return in_present_names(request, definition)
@@ -146,7 +154,7 @@ def in_present_names(request: Request, definition: TableDefinition) -> Request:
     if targets is not None:
         targets = frozenset(new for each in targets if (new := names[each]) is not None)
     changes = renamed(request.changes, names)
-    return replace(request, changes=changes, targets=targets, schema_id=definition.schema_id, encoded=None)
+    return replace(request, given=changes, targets=targets, schema_id=definition.schema_id, encoded=None)
 
 
 def _deletes_allowed(changes: Changes, definition: TableDefinition) -> Changes:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from kvstore.errors import StoreError
 from kvstore.process.calls import Answer, Reply
+from kvstore.request.encoded import SmallRequest
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallRequest
 
 
 @dataclass(frozen=True, slots=True)

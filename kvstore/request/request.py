@@ -11,16 +11,18 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import Answer
+from kvstore.process.calls import Answer, Reply
 from kvstore.request.results import AppendResult
 from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
-from logformat.ids import Epoch, SchemaId, Sequence, WriterId
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
 
 if TYPE_CHECKING:
     from kvstore.kernel.writes import Encoded
+
+NO_EPOCH = Epoch(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,12 @@ class Grouping:
     lasts: np.ndarray
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class Request:
-    """One batch and the future of its answer.
+    """One batch and its answer.
 
     Attributes:
-        changes: In one of the table's schemas; of a partial request, null in every column that is no target.
+        given: The changes, or for encoded rows a function that makes them; see :attr:`changes`.
         grouping: None for a log table, for encoded rows, and for a few rows, which are grouped when their turn comes.
         targets: Columns the request names, which may be all there were when it was made; None: whole rows.
         overwrite: Whether rows are stored as they come, whatever the table's engine.
@@ -53,27 +55,34 @@ class Request:
         encoded: The changes as they are stored, if the kernel has encoded them.
     """
 
-    changes: Changes
-    writer_id: WriterId
-    sequence: Sequence
-    writer_epoch: Epoch
-    grouping: Grouping | None
+    given: Changes | Callable[[], Changes]
+    writer_id: WriterId = NO_WRITER
+    sequence: Sequence = NO_SEQUENCE
+    writer_epoch: Epoch = NO_EPOCH
+    grouping: Grouping | None = None
     targets: frozenset[str] | None = None
     overwrite: bool = False
     schema_id: SchemaId | None = None
     skips_identical: bool = False
     encoded: Encoded | None = None
-    answer: Future[AppendResult] = field(default_factory=Answer)
+    answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Answer)
+
+    @property
+    def changes(self) -> Changes:
+        """In one of the table's schemas; of a partial request, null in every column that is no target."""
+        if not isinstance(self.given, Changes):
+            self.given = self.given()
+        return self.given
 
     @property
     def count(self) -> int:
         """Number of operations."""
-        return len(self.changes)
+        return len(self.changes) if self.encoded is None else len(self.encoded.values)
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return bytes_of(self.changes.rows)
+        return bytes_of(self.changes.rows) if self.encoded is None else int(self.encoded.values.offsets[-1])
 
 
 @dataclass(frozen=True, slots=True)

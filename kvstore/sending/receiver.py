@@ -26,10 +26,10 @@ from uuid import UUID, uuid4
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
 from kvstore.meta.table_catalog import TableCatalog
+from kvstore.request.encoded import ComparedRequest, SmallRequest
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
-from kvstore.request.small import ComparedRequest, SmallRequest
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frames_in, number_in
 from kvstore.sending.meeting import Bucket, MeetingPlace

@@ -20,9 +20,9 @@ import pyarrow.ipc
 from kvstore.errors import StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer
+from kvstore.request.encoded import ComparedRequest, SmallRequest, encoded_writes
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
-from kvstore.request.small import ComparedRequest, SmallRequest, small_writes
 from kvstore.sending.frames import BadFrame
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.log import arrow_message
@@ -98,7 +98,7 @@ def decode_few(content: bytes, definition: TableDefinition) -> SmallRequest | Co
     """
     try:
         writer_id, sequence, epoch, schema_id, count, conditions = _FEW.unpack_from(content)
-        writes = small_writes(definition)
+        writes = encoded_writes(definition)
         if writes is None or writes.schema_id != schema_id:
             raise Altered
         place = _FEW.size

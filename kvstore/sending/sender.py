@@ -44,10 +44,10 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
+from kvstore.request.encoded import ComparedRequest, SmallRequest, Submitted
 from kvstore.request.preparation import requests_of
 from kvstore.request.request import ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
-from kvstore.request.small import ComparedRequest, SmallRequest, Submitted
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
 from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace

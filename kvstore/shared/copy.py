@@ -150,7 +150,7 @@ def _caught_up(
         wanted = table.at(base).changes(bucket, path.state.applied_offset, last.end)
         for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
             _roll_if_full(path)
-            path.log.append([EncodedBatch.read(found.header, found.data)])
+            path.log.append([EncodedBatch.of(found.header, [found.data])])
         path.log.sync()
         path.catch_up(LogFiles(place.log, place.identity, files))
     if was is None or was.range != last:

@@ -16,7 +16,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.history.bucket_log import BucketLog
 from kvstore.history.bucket_status import BucketStatus, status_of
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import answer_of
+from kvstore.process.calls import Answer, answer_of
 from kvstore.read.bucket_rows import BucketRows, bucket_rows
 from kvstore.read.scan import SCAN_ROWS
 from kvstore.request.partition import buckets_of_rows
@@ -121,9 +121,10 @@ class Bucket:
         id = definition.schema_id if schema_id is None else SchemaId(integer("schema_id", schema_id))
         fitting, targets = fitted(changes, definition, id, columns, overwrite=overwrite)
         self._check_own(fitting, definition)
-        request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite)
+        answer: Future[AppendResult] = Answer()
+        request = request_of(fitting, definition, *numbers, targets=targets, overwrite=overwrite, answer=answer)
         self.handle.submit(request, waits=waits)
-        return request.answer
+        return answer
 
     def begin(self, writer_id: int) -> int | None:
         """Become the bucket's writer, and tell the sequence of the last batch of a writer; None if there is none.

@@ -17,11 +17,11 @@ from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch,
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import answer_of, uninterrupted, wait_for
 from kvstore.read.scan import rows_where
+from kvstore.request.encoded import SmallConditional, encoded_writes
 from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.request import ConditionalRequest
 from kvstore.request.results import AppendResult, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallConditional, small_writes
 from kvstore.request.targets import schema_given
 from logformat.checksum import key_sums
 from logformat.ids import BucketId
@@ -180,7 +180,7 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
 
 def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[BucketId, SmallConditional] | None:
     """The same as one request, and its bucket, if the rows are plain dicts of a table of small writes; else None."""
-    writes = small_writes(definition)
+    writes = encoded_writes(definition)
     if writes is None or writes.keeps_first or type(row) is not dict or type(expected) not in (dict, NoneType):
         return None
     stored, there = writes.upserts(row, 1), None

@@ -25,6 +25,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
+from kvstore.request.encoded import SmallConditional, SmallRequest, encoded_writes
 from kvstore.request.increments import Amounts, Incremented, first_row
 from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
@@ -33,7 +34,6 @@ from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot,
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
-from kvstore.request.small import SmallConditional, SmallRequest, small_writes
 from kvstore.request.targets import renamed, schema_given, targets_of
 from kvstore.subscription.subscription import Feed, Subscription
 from kvstore.table.access import Access
@@ -154,9 +154,12 @@ class Table(ReadTable):
         return self._upsert(self._reading.catalog.definition(), data, columns)
 
     def _upsert(self, definition: TableDefinition, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
-        writes = small_writes(definition) if columns is None else None
-        if writes is not None and (few := writes.upserts(data, self._batch_rows_max)) is not None:
-            return WriteResult(self._apply_requests(writes.requests(few)))
+        writes = encoded_writes(definition) if columns is None else None
+        if writes is not None:
+            if (few := writes.upserts(data, self._batch_rows_max)) is not None:
+                return WriteResult(self._apply_requests(writes.requests(few)))
+            if (request := writes.arrow(data, self._batch_rows_max)) is not None:
+                return WriteResult(self._apply_requests({BucketId(0): request}))
         # Such a row is encoded by the definition of its commit.
         if type(data) is dict and columns is None and definition.buckets == 1 and self._reading.fixed is None:
             self._handles[0].submit(row := RowRequest(data.copy()))
@@ -195,7 +198,7 @@ class Table(ReadTable):
             return self._apply_where(definition, where, deletion(where))
         if keys is None:
             raise InvalidRequest("Give keys, or a condition by `where`.", table=self.name)
-        writes = small_writes(definition) if columns is None else None
+        writes = encoded_writes(definition) if columns is None else None
         if writes is not None and (few := writes.deletes(keys, self._batch_rows_max)) is not None:
             return WriteResult(self._apply_requests(writes.requests(few)))
         targets = self._targets(definition, columns)
@@ -697,7 +700,7 @@ class Table(ReadTable):
         """Apply changes to the buckets they belong to, all at once."""
         other = BucketId(next(self._turn) % len(self._handles))
         parts = spread(definition, changes, other)
-        requests = {bucket: request_of(part, definition, targets=targets) for bucket, part in parts}
+        requests = {bucket: request_of(part, definition, targets=targets, answer=Reply()) for bucket, part in parts}
         for bucket, result in self._apply_requests(requests).items():
             found.setdefault(bucket, []).append(result)
 

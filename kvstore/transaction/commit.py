@@ -9,9 +9,9 @@ from kvstore.bucket.elsewhere import NotAnswered, TooLarge
 from kvstore.commit.parts import TablePart, apply_here, apply_together
 from kvstore.errors import StoreError
 from kvstore.process.calls import Answer, answer_of, uninterrupted
+from kvstore.request.encoded import SmallRequest, counted
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
-from kvstore.request.small import SmallRequest, counted
 from kvstore.sending.frames import BadFrame, Kind
 from kvstore.transaction.elsewhere import (
     DecidedBefore,

@@ -23,8 +23,8 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.named_writers import writer_name
 from kvstore.errors import InvalidRequest, NotAcknowledged, StoreClosed, StoreError, TransactionConflict
 from kvstore.log.segments import LogFiles
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.results import AppendResult, WriteResult
-from kvstore.request.small import SmallRequest, small_writes
 from kvstore.sending import requests
 from kvstore.sending.frames import BadFrame, Kind, encode_error
 from kvstore.sending.requests import Altered
@@ -196,7 +196,7 @@ def decode(content: bytes, opened: Callable[[TableId], OpenTable]) -> tuple[Iden
 def _add(changes: TableChanges, data: bytes, *, is_few: bool) -> None:
     definition = changes.definition
     request = requests.decode_few(data, definition) if is_few else requests.decode(data, definition)
-    if isinstance(request, SmallRequest) and small_writes(definition) is request.writes:
+    if isinstance(request, SmallRequest) and encoded_writes(definition) is request.writes:
         changes.add_few(request.operations)
     elif hasattr(request, "changes"):
         changes.add(request.changes)

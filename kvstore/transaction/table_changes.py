@@ -2,7 +2,8 @@
 
 * A row that was read is kept as it is stored: the commit finds out by its bytes whether it is still the same.
 * Changes are kept in their order, and the rows after them by key, so that the transaction reads what it wrote.
-* A few rows are kept as operations of a small write (:mod:`kvstore.request.small`), whose bytes are stored as they are.
+* A few rows are kept as operations of a small write (:mod:`kvstore.request.encoded`): their bytes are stored as they
+  are.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import pyarrow as pa
 
 from kvstore.errors import TransactionConflict, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.request.partition import bucket_finder, buckets_of_rows, spread
-from kvstore.request.preparation import request_of
-from kvstore.request.request import ConditionalRequest, Request
-from kvstore.request.row_layout import layout_of
-from kvstore.request.small import (
+from kvstore.request.encoded import (
     BYTES_MAX,
     ROWS_MAX,
     SmallConditional,
     SmallRequest,
     Submitted,
     bytes_of,
-    small_writes,
+    encoded_writes,
 )
+from kvstore.request.partition import bucket_finder, buckets_of_rows, spread
+from kvstore.request.preparation import request_of
+from kvstore.request.request import ConditionalRequest, Request
+from kvstore.request.row_layout import layout_of
 from kvstore.request.targets import filled, schema_given
 from kvstore.table.conditional import replacement, stored
 from kvstore.table.open_table import OpenTable
@@ -66,7 +67,7 @@ class TableChanges:
         self.opened = opened
         self.definition = opened.catalog.definition()
         self.read: dict[tuple[BucketId, bytes], bytes] = {}
-        writes = small_writes(self.definition)
+        writes = encoded_writes(self.definition)
         self._writes = None if writes is None or writes.keeps_first else writes
         self._changes: list[Changes | list[Operation]] = []
         self._after: dict[bytes, pa.RecordBatch | bytes] = {}

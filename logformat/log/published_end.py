@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import NamedTuple
 from uuid import UUID
 
@@ -13,6 +14,7 @@ VERSION = 1
 LAYOUT = "<IH2xqI4x16s16sq"
 """Layout of the record, for ``struct``."""
 RECORD_BYTES = struct.calcsize(LAYOUT)
+_SUM, _OFFSET = struct.Struct("<I"), struct.Struct("<q")
 VOID = bytes(RECORD_BYTES)
 """The record of a bucket that no process writes."""
 
@@ -34,9 +36,20 @@ class PublishedEnd(NamedTuple):
 
 def encode(record: PublishedEnd) -> bytes:
     """The record as bytes."""
+    return encoder(record)(record.offset)
+
+
+def encoder(record: PublishedEnd) -> Callable[[Offset], bytes]:
+    """What encodes the record with other offsets."""
     ids = record.table_id, record.bucket_id, record.store_id.bytes, record.owner.bytes
-    body = struct.pack(LAYOUT[0] + LAYOUT[2:], VERSION, *ids, record.offset)
-    return struct.pack("<I", crc32c(body)) + body
+    head = struct.pack(LAYOUT[0] + LAYOUT[2:-1], VERSION, *ids)
+    sum_of_head = crc32c(head)
+
+    def encoded(offset: Offset) -> bytes:
+        end = _OFFSET.pack(offset)
+        return _SUM.pack(crc32c(end, sum_of_head)) + head + end
+
+    return encoded
 
 
 def decode(data: bytes) -> PublishedEnd | None:

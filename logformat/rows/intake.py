@@ -59,6 +59,48 @@ def record_batches(data: Data, schema: pa.Schema, *, fills: bool = True) -> Iter
             yield conform(batch, schema, fills=fills)
 
 
+class ArrowIntake:
+    """Intake of Arrow data that has the columns of a schema as they are: what is asked of each batch, and no more.
+
+    Args:
+        schema: Of flat columns.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._all_nullable, not_null, _ = _about(schema)
+        self._not_null = list(map(schema.get_field_index, not_null))
+
+    def batch(self, data: Data) -> pa.RecordBatch | None:
+        """The rows, valid, in one piece; None if :func:`record_batches` has to convert them, or to refuse them.
+
+        Its columns may be called nullable: :meth:`conform` makes it a batch of the schema.
+        """
+        kind = type(data)
+        if (kind is not pa.Table and kind is not pa.RecordBatch) or not self._is_given(data.schema):
+            return None
+        if kind is pa.Table:
+            pieces = data.to_batches()
+            if len(pieces) != 1:
+                return None
+            (data,) = pieces
+        try:
+            data.validate(full=True)
+        except pa.ArrowInvalid:
+            return None
+        for place in self._not_null:
+            if data.column(place).null_count:
+                return None
+        return data
+
+    def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch of :meth:`batch` in the schema."""
+        return pa.RecordBatch.from_arrays(batch.columns, schema=self._schema)
+
+    def _is_given(self, given: pa.Schema) -> bool:
+        return given.equals(self._all_nullable) or given.equals(self._schema)
+
+
 def one_batch(data: Data, schema: pa.Schema, *, fills: bool = True) -> pa.RecordBatch:
     """Like :func:`record_batches`, all in one batch."""
     batches = list(record_batches(data, schema, fills=fills))

@@ -19,7 +19,7 @@ from kvstore.bucket import write_path as apply
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.kernel import library
 from kvstore.options import StoreOptions
-from kvstore.request import small
+from kvstore.request import encoded
 from kvstore.store.store import Store
 from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
@@ -145,9 +145,9 @@ def test_a_group_equals_its_requests_one_by_one(
     path = tmp_path_factory.mktemp("stores")
     *small_rows_max, records_max = limits
     with records_at_most(records_max), table_of(path / "a", **options) as a, table_of(path / "b", **options) as b:
-        with mock.patch.object(small, "ROWS_MAX", small_rows_max[0]):
+        with mock.patch.object(encoded, "ROWS_MAX", small_rows_max[0]):
             answers = together(a, requests)
-        with mock.patch.object(small, "ROWS_MAX", small_rows_max[1]):
+        with mock.patch.object(encoded, "ROWS_MAX", small_rows_max[1]):
             assert answers == one_by_one(b, requests)
         assert written(a) == written(b)
 
@@ -157,7 +157,7 @@ class TestAGroup:
 
     @pytest.fixture
     def table(self, tmp_path: Path) -> Iterator[kvstore.Table]:
-        with mock.patch.object(small, "ROWS_MAX", -1), table_of(tmp_path / "store") as table:
+        with mock.patch.object(encoded, "ROWS_MAX", -1), table_of(tmp_path / "store") as table:
             yield table
 
     def upsert(self, key: str, *numbers: int) -> tuple[Any, ...]:

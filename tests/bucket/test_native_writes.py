@@ -21,9 +21,8 @@ from kvstore.errors import CorruptData
 from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker
 from kvstore.memtable.memtable import Memtable
-from kvstore.request import small
+from kvstore.request import encoded
 from kvstore.testing import strategies
-from logformat.binary_column import BinaryColumn
 from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import rows_of
 
@@ -41,7 +40,7 @@ def noticed() -> Iterator[list[int]]:
         counts.append(0 if found is None else found.records)
         return found
 
-    with mock.patch.object(ChangeMaker, "make", counted), mock.patch.object(small, "ROWS_MAX", -1):
+    with mock.patch.object(ChangeMaker, "make", counted), mock.patch.object(encoded, "ROWS_MAX", -1):
         yield counts
 
 
@@ -131,16 +130,16 @@ def test_stored_rows_of_an_earlier_schema_have_the_bytes_of_python(tmp_path: Pat
 def test_damage_is_found(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", SCHEMA, "k")
     table.upsert(batch_of("a"))
-    find = Memtable.find
+    stored = Memtable.stored
 
     def other_rows(*given: Any) -> Any:
-        lengths, found = find(*given)
-        rows = found.to_list()
+        rows = stored(*given)
+        assert isinstance(rows, list)
         rows[3] = rows[4]  # right by itself, but under another key
-        return lengths, BinaryColumn.from_list(rows)
+        return rows
 
     with monkeypatch.context() as patch:
-        patch.setattr(Memtable, "find", other_rows)
+        patch.setattr(Memtable, "stored", other_rows)
         with pytest.raises(CorruptData, match="fail their checksum"):
             table.upsert(batch_of("b"))
     assert {row["s"] for row in rows_of(table)} == {"a"}

@@ -22,7 +22,7 @@ from kvstore.kernel import library
 from kvstore.kernel.changes import ChangeMaker, Made
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Reply, answer_of, wait_for
-from kvstore.request import small
+from kvstore.request import encoded
 from kvstore.testing import strategies
 from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import changes_of, rows_of
@@ -33,7 +33,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int32(), False), pa.field("s", pa.string())
 
 @contextmanager
 def the_long_way() -> Iterator[None]:
-    with mock.patch.object(small, "ROWS_MAX", -1), library.switched_off():
+    with mock.patch.object(encoded, "ROWS_MAX", -1), library.switched_off():
         yield
 
 
@@ -181,8 +181,8 @@ class TestTheWay:
     def test_what_is_not_whole_or_not_few_takes_the_long_way(self, store: kvstore.Store, small_ones: list[int]) -> None:
         table = store.create_table("t", SCHEMA.set(2, pa.field("f", pa.float64())), "k")
         table.upsert({"k": 1, "s": "x"}, columns=["k", "s"])
-        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX + 1)])
-        table.upsert({**ROW, "s": "x" * small.BYTES_MAX})
+        table.upsert([{**ROW, "k": key} for key in range(encoded.ROWS_MAX + 1)])
+        table.upsert({**ROW, "s": "x" * encoded.BYTES_MAX})
         table.delete(1)  # replaces as much
         assert small_ones == []
         assert rows_of(table)[0] == {**ROW, "k": 0}
@@ -277,10 +277,10 @@ class TestTheWay:
         monkeypatch.setattr(ChangeMaker, "make", counting(ChangeMaker.make))
         monkeypatch.setattr(ChangeMaker, "make_few", counting(ChangeMaker.make_few))
         table = store.create_table("t", SCHEMA, "k")
-        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX)])
+        table.upsert([{**ROW, "k": key} for key in range(encoded.ROWS_MAX)])
         table.upsert([ROW, {**ROW, "s": None}])
         table.upsert(pa.Table.from_pylist([ROW], SCHEMA))
-        table.upsert([{**ROW, "k": key} for key in range(small.ROWS_MAX + 1)])
+        table.upsert([{**ROW, "k": key} for key in range(encoded.ROWS_MAX + 1)])
         table.delete([1, 2, 1000])
         table.put_if(ROW, None)
         with library.switched_off():
@@ -290,7 +290,7 @@ class TestTheWay:
         skipping = store.create_table("skips", SCHEMA, "k", skip_identical_updates=True)
         skipping.upsert([ROW, ROW])
         store.create_table("first", SCHEMA, "k", merge_engine="first_row").upsert([ROW, {**ROW, "s": "b"}])
-        expected = [small.ROWS_MAX, 4, 2, 2 * small.ROWS_MAX + 1, 2, 1, 0, 1, 1]
+        expected = [encoded.ROWS_MAX, 4, 2, 2 * encoded.ROWS_MAX + 1, 2, 1, 0, 1, 1]
         assert native == ([] if library.kernel() is None else expected)
         assert rows_of(store.table("first")) == rows_of(skipping) == [ROW]
 
@@ -299,9 +299,9 @@ class TestTheWay:
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert([ROW, {**ROW, "k": 2}])
-        value_of = Memtable.pending_value
+        found = Memtable.get
         with monkeypatch.context() as patch:
-            patch.setattr(Memtable, "pending_value", lambda *given: (value_of(*given) or b"")[:-1] + b"x")
+            patch.setattr(Memtable, "get", lambda *given: [row[:-1] + b"x" for row in found(*given)])
             with pytest.raises(CorruptData):
                 table.upsert({**ROW, "s": "b"})
         table.upsert({**ROW, "s": "c"})

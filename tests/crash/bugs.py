@@ -63,7 +63,7 @@ def _index_is_committed_before_the_log_is_synced() -> Patches:
 
 def _no_other_ways() -> Patches:
     """For bugs of the long way."""
-    return [patch.object(apply, "small_writes", return_value=None), library.switched_off()]
+    return [patch.object(apply, "encoded_writes", return_value=None), library.switched_off()]
 
 
 def _file_is_published_before_it_is_synced() -> Patches:

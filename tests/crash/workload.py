@@ -28,7 +28,7 @@ from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
 from kvstore.options import Durability, JournalSync
-from kvstore.request import small
+from kvstore.request import encoded
 from kvstore.testing.model import WINDOW, Operation
 from logformat.catalog.edits import AllocateWriter, SetConsumer
 from logformat.ids import Offset, TableId, WriterId
@@ -43,7 +43,7 @@ REFUSED = 3
 """Exit status when the store refused to go on, clearly."""
 
 SMALL_ROWS_MAX = 2
-BOTH_WAYS = mock.patch.object(small, "ROWS_MAX", SMALL_ROWS_MAX)
+BOTH_WAYS = mock.patch.object(encoded, "ROWS_MAX", SMALL_ROWS_MAX)
 """While it lasts, larger batches are no small writes, so that some go either way."""
 SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=3, SLICE_ROWS_MAX=5)
 """While it lasts, a merge of more than five rows takes several transactions, so that some are left halfway."""

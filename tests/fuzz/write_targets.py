@@ -19,12 +19,12 @@ from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
+from kvstore.request.encoded import EncodedWrites, SmallRequest, encoded_writes
 from kvstore.request.grouping import encoded_operations
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.rules import OVERWRITE
 from kvstore.request.sizes import bytes_of
-from kvstore.request.small import SmallRequest, SmallWrites, small_writes
 from kvstore.request.take_rows import take_rows
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog.edits import TableOptions
@@ -141,7 +141,7 @@ def native_few(data: bytes) -> None:
     given = _Given(data)
     definition = _SMALL[given.number(len(_SMALL))][given.number(2)]
     assert definition.primary_key is not None
-    without, native = SmallWrites(definition, definition.primary_key, has_kernel=False), guarded_maker(definition)
+    without, native = EncodedWrites(definition, definition.primary_key, has_kernel=False), guarded_maker(definition)
     rows = _few_rows(given, without, definition, 1 + given.number(12))
     if native is None or rows is None:
         return
@@ -162,7 +162,9 @@ def native_few(data: bytes) -> None:
     encoded = encoded_operations(operations, _SCHEMA)
     found = _made_of(native, encoded, old)
     try:
-        expected = merge_small(without, SmallRequest(operations, without), old.get)
+        expected = merge_small(
+            without, SmallRequest(operations, without), lambda keys: [old.get(key, b"") for key in keys]
+        )
     except CorruptData:
         assert found is None, "the kernel takes damage for a row"
         raise
@@ -218,7 +220,7 @@ def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None
     Args:
         changed: What is added to numbers that it gets.
     """
-    small, make = small_writes(definition), library.record_maker()
+    small, make = encoded_writes(definition), library.record_maker()
     if make is None or small is None or small.native is None:
         return None
 
@@ -282,7 +284,7 @@ def _made(
     return maker.make(encoded, _stored(list(old)))
 
 
-def _few_rows(given: _Given, writes: SmallWrites, definition: TableDefinition, keys: int) -> list[Operation] | None:
+def _few_rows(given: _Given, writes: EncodedWrites, definition: TableDefinition, keys: int) -> list[Operation] | None:
     """Twice so many operations, of which the second half has the keys of the first; None if one is too long."""
     which, key = [*range(keys)] * 2, definition.primary_key or ()
     parts = [_part(given, field, 0, which, is_key=field.name in key) for field in definition.schema]

@@ -18,14 +18,13 @@ from kvstore.kernel import library, writes
 from kvstore.kernel.changes import FEW_MAX, Few, Made, Stored
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
+from kvstore.request.encoded import EncodedWrites
 from kvstore.request.grouping import encoded_rows, grouped
 from kvstore.request.row_layout import layout_of
-from kvstore.request.small import SmallWrites
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher
 from logformat.ids import SchemaId, TableId
-from logformat.rows.changes import Changes
 from tests.fuzz.write_targets import guarded_maker
 
 SCHEMA = pa.schema(
@@ -37,7 +36,7 @@ SCHEMA = pa.schema(
     ]
 )
 DEFINITION = TableDefinition(TableId(1), "t", {SchemaId(1): SCHEMA}, ("k",), 1, TableOptions())
-WRITES = SmallWrites(DEFINITION, ("k",), has_kernel=False)
+WRITES = EncodedWrites(DEFINITION, ("k",), has_kernel=False)
 ROWS = pa.RecordBatch.from_pylist(
     [{"k": f"{nth}\0", "a": "a" * nth, "f": nth % 3 == 0, "b": b"b" * nth} for nth in range(20)], SCHEMA
 )
@@ -138,7 +137,7 @@ def sealed(key: bytes, value: bytes) -> bytes:
 def test_damaged_values_are_left_to_python(seed: int, seals: bool) -> None:
     """Old values that say other sizes than they have are not believed, and nothing beyond them is read."""
     random = Random(seed)
-    rows = encoded_rows(DEFINITION, Changes.upserts(ROWS))
+    rows = encoded_rows(DEFINITION, ROWS)
     assert rows is not None
     keys, values = rows.keys.to_list(), rows.values.to_list()
     old = [values[place] for place in rows.order.tolist()]

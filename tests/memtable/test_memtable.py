@@ -168,7 +168,7 @@ class TheMemtable(RuleBasedStateMachine):
     def latest_rows(self) -> None:
         for key in KEYS[::5]:
             assert self.memtable.value(key) == self.rows.get(key)
-            assert self.memtable.pending_value(key) == self.pending.get(key)
+            assert self.memtable.get([key]) == [self.pending.get(key, b"")]
         assert self.memtable.get(KEYS[:35]) == [self.pending.get(key, b"") for key in KEYS[:35]]
 
     @invariant()

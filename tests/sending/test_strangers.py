@@ -22,9 +22,9 @@ from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
 from kvstore.process.calls import Answer
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.preparation import request_of
 from kvstore.request.results import AppendResult
-from kvstore.request.small import SmallRequest, small_writes
 from kvstore.sending import frames, meeting, requests, sender
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
 from kvstore.sending.meeting import MeetingPlace
@@ -102,7 +102,7 @@ def rows_frame(table: kvstore.Table) -> bytes:
 
 
 def few_frame(table: kvstore.Table) -> bytes:
-    writes = small_writes(table.parts.definition)
+    writes = encoded_writes(table.parts.definition)
     assert writes is not None
     operations = writes.upserts([{"k": -5, "v": "x", "n": 1}, {"k": -6, "v": "y", "n": 1}], 9)
     assert operations is not None

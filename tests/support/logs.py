@@ -32,6 +32,7 @@ def batch(
 ) -> EncodedBatch:
     whole = LogBatch(
         base_offset=Offset(base),
+        last_offset_delta=max(records - 1, 0),
         commit_timestamp=timestamp,
         durable_end=Offset(durable_end),
         table_id=IDENTITY.table_id,
@@ -41,7 +42,7 @@ def batch(
         rows=rows.slice(0, records),
         change_types=np.ones(records, np.uint8),
     )
-    return EncodedBatch(whole.base_offset, Offset(base + max(records, 1)), timestamp, encode_parts(whole))
+    return EncodedBatch.of(whole, encode_parts(whole))
 
 
 def stretch(start: int, end: int, *, timestamp: int = 0) -> EncodedBatch:
@@ -53,7 +54,7 @@ def stretch(start: int, end: int, *, timestamp: int = 0) -> EncodedBatch:
         table_id=IDENTITY.table_id,
         bucket_id=IDENTITY.bucket_id,
     )
-    return EncodedBatch(whole.base_offset, whole.next_offset, timestamp, encode_parts(whole))
+    return EncodedBatch.of(whole, encode_parts(whole))
 
 
 def open_log(

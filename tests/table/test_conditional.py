@@ -81,8 +81,8 @@ class TestPutIf:
         self, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch, expected: Any
     ) -> None:
         table.upsert(row(1, 1))
-        value = Memtable.pending_value
-        monkeypatch.setattr(Memtable, "pending_value", lambda *given: (value(*given) or b"")[:-1] + b"x")
+        value = Memtable.get
+        monkeypatch.setattr(Memtable, "get", lambda *given: [row[:-1] + b"x" for row in value(*given)])
         with pytest.raises(CorruptData):
             table.put_if(row(1, 2), expected)
         monkeypatch.undo()

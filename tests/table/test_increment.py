@@ -38,7 +38,7 @@ ROW = {"k": "a", "flag": True, "i8": 0, "u64": 0, "text": "é\0", "f32": 0.0, "f
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "general":
-        monkeypatch.setattr(increments, "small_writes", lambda _: None)
+        monkeypatch.setattr(increments, "encoded_writes", lambda _: None)
     return str(request.param)
 
 
@@ -49,7 +49,7 @@ def test_increments_are_sums(way: str, data: st.DataObject, buckets: int, tmp_pa
     amounts = st.dictionaries(st.sampled_from(list(LIMITS)), st.integers(-130, 130), min_size=1)
     with pytest.MonkeyPatch.context() as patch, kvstore.open(tmp_path_factory.mktemp("s") / "store") as store:
         if way == "general":
-            patch.setattr(increments, "small_writes", lambda _: None)
+            patch.setattr(increments, "encoded_writes", lambda _: None)
         table = store.create_table("t", SCHEMA, "k", buckets=buckets)
         model: dict[str, dict[str, Any]] = {}
         for key, given_amounts, begins in data.draw(

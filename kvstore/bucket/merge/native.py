@@ -6,24 +6,22 @@ stored rows of an earlier schema, and damage. Nothing is changed here.
 
 from __future__ import annotations
 
-from kvstore.bucket.merge.small import SmallMerge
+from kvstore.bucket.merge.small import EncodedMerge
 from kvstore.kernel.changes import Few, Made, Stored
 from kvstore.memtable.memtable import Memtable
+from kvstore.request.encoded import EncodedWrites, SmallRequest
 from kvstore.request.request import Request
-from kvstore.request.small import SmallRequest, SmallWrites
 from logformat.log.arrow_message import Compression
 from logformat.log.batch import BATCH_BYTES_MAX, RECORDS_MAX, LogBatch, encode_parts
 from logformat.log.few_records import FewRecordsEncoder, finished
 
 COMPRESSED_RECORDS_MIN = 4096
 """A smaller batch is not compressed: to begin would take longer than to write what it saves."""
-ONE_BY_ONE_MAX = 12
-"""Up to so many keys are found faster one by one."""
 
 
 def merge_natively(
-    writes: SmallWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
-) -> SmallMerge | None:
+    writes: EncodedWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
+) -> EncodedMerge | None:
     """Merge a request; None if Python has to do it.
 
     Args:
@@ -39,11 +37,11 @@ def merge_natively(
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
         names, listed = rows
-        old = _stored(memtable, names)
-        made = None if old is None else native.make_few(rows, old, skips=skips)
+        made = native.make_few(rows, memtable.get(names), skips=skips)
     else:
         names, listed = rows.keys.to_list(), rows.values.to_list()
-        made = native.make(rows, Stored(*memtable.find(rows.keys, names)), skips=skips)
+        old = memtable.stored(rows.keys, names)
+        made = native.make(rows, Stored(*old) if isinstance(old, tuple) else old, skips=skips)
     if made is None:
         return None
     final = made.final.tolist()
@@ -55,15 +53,7 @@ def merge_natively(
     def encode(batch: LogBatch) -> list[memoryview]:
         return _encoded(writes.records, batch, made, compression)
 
-    return SmallMerge(made.records, encode, names, values, made.added_rows, made.digest)
-
-
-def _stored(memtable: Memtable, names: list[bytes]) -> list[bytes] | None:
-    """What is stored under a few keys; None if Python has to say what is wrong with it."""
-    if len(names) > ONE_BY_ONE_MAX:
-        return memtable.get(names)
-    found = list(map(memtable.pending_value, names))
-    return None if b"" in found else [value or b"" for value in found]
+    return EncodedMerge(made.records, encode, names, values, made.added_rows, made.digest)
 
 
 def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:

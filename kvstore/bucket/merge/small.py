@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from kvstore.request.encoded import BYTES_MAX, EncodedWrites, SmallRequest
 from kvstore.request.request import Request
-from kvstore.request.small import BYTES_MAX, SmallRequest, SmallWrites
 from logformat.log.batch import LogBatch
 from logformat.log.change import ChangeType
 from logformat.rows.few.few_rows import Cells
@@ -19,7 +19,7 @@ _INSERT, _BEFORE, _AFTER, _DELETE = map(
 )
 
 
-class SmallMerge(NamedTuple):
+class EncodedMerge(NamedTuple):
     """What a small write makes of the stored rows.
 
     Attributes:
@@ -39,13 +39,13 @@ class SmallMerge(NamedTuple):
 
 
 def merge_small(
-    writes: SmallWrites, request: Request | SmallRequest, get: Callable[[bytes], bytes | None]
-) -> SmallMerge | None:
+    writes: EncodedWrites, request: Request | SmallRequest, get: Callable[[list[bytes]], list[bytes]]
+) -> EncodedMerge | None:
     """Merge a request; None if it needs the long way.
 
     Args:
         writes: Small writes of the table as it is now.
-        get: Returns the stored value of a key; None if there is none.
+        get: Returns the stored values of keys, in order; empty where there is none.
 
     Raises:
         CorruptData: A stored row is damaged.
@@ -53,23 +53,22 @@ def merge_small(
     operations = writes.operations_of(request)
     if operations is None:
         return None
-    rows: dict[bytes, bytes] = {}
+    keys = list(dict.fromkeys([each.code for each in operations]))
+    rows = dict(zip(keys, get(keys), strict=True))
+    if sum(map(len, rows.values())) > BYTES_MAX:
+        return None
     old_hashes: dict[bytes, int] = {}
-    old_bytes = 0
+    for code, stored in rows.items():
+        if stored:
+            old_hash = writes.rows.hash_of(code, stored)
+            if old_hash is None:
+                return None
+            old_hashes[code] = old_hash
     change_types = bytearray()
     records: list[tuple[Cells, bytes]] = []
     hashes: dict[bytes, int] = {}
     for code, cells, after, its_hash in operations:
-        before = rows.get(code)
-        if before is None:
-            stored = get(code)
-            before = rows[code] = stored or b""
-            if stored is not None:
-                old_bytes += len(stored)
-                old_hash = writes.rows.hash_of(code, stored)
-                if old_hash is None or old_bytes > BYTES_MAX:
-                    return None
-                old_hashes[code] = old_hash
+        before = rows[code]
         if before and (writes.keeps_first or (writes.skips_identical and after == before)):
             continue
         if before and (after is None or writes.preimages):
@@ -80,7 +79,7 @@ def merge_small(
             records.append((cells, after))
         rows[code], hashes[code] = after or b"", its_hash
     columns = writes.rows.columns(records)
-    return SmallMerge(
+    return EncodedMerge(
         len(change_types),
         lambda batch: [writes.records.batch(batch, bytes(change_types), columns)],
         (changed := [key for key in hashes if rows[key] or key in old_hashes]),

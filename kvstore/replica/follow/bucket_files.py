@@ -101,6 +101,6 @@ def _write_log(
         if segment.end.position >= SEGMENT_BYTES:
             segment.finish()
             segment = SegmentWriter.begin(log, head_at(segment.end.offset, identity, segment.end), files)
-        segment.append([EncodedBatch.read(header, data)])
+        segment.append([EncodedBatch.of(header, [data])])
     segment.finish()
     files.sync_directory(log)

@@ -100,7 +100,7 @@ def append_to(path: WritePath, log: LogFiles, batches: Iterable[tuple[BatchHeade
             waiting = 0
         if path.log.is_full:
             path.roll()
-        path.log.append([EncodedBatch.read(header, data)])
+        path.log.append([EncodedBatch.of(header, [data])])
         waiting += len(data)
     _apply(path, log)
     path.commit()

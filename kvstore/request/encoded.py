@@ -1,9 +1,12 @@
-"""Small writes: a few rows on their way into a bucket without numpy or Arrow, whose calls cost more than the rows.
+"""Writes that are merged as they are stored: rows of flat columns, encoded in the caller's thread.
 
-:func:`small_writes` decides which tables take this way, and the methods of :class:`SmallWrites` which rows do. All
-others go the long way, which makes the same bytes; so does a small request of a table that was altered before its turn.
+* Arrow data that has the table's columns as they are becomes a request of encoded rows (:meth:`EncodedWrites.arrow`).
+* A few rows given as dicts are a small write: they are encoded without numpy or Arrow, whose calls cost more than the
+  rows (:meth:`EncodedWrites.upserts`).
 
-The native kernel merges requests of these tables as they are stored, whatever their size (:meth:`SmallWrites.encoded`).
+:func:`encoded_writes` decides which tables take these ways. What they leave takes the long way, which makes the same
+bytes; so does a request of a table that was altered before its turn. The native kernel merges requests of these tables,
+whatever their size (:meth:`EncodedWrites.encoded`); without it, Python does so for small writes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence as Several
 from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -21,15 +24,17 @@ from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.grouping import encoded_operations, encoded_rows
-from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request, RowRequest
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
+from kvstore.request.sizes import BATCH_BYTES, bytes_of as bytes_of_rows
 from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, WriterId
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import Cells, FewRowsCodec, Operation
+from logformat.rows.intake import ArrowIntake
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
@@ -39,18 +44,17 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
-NO_EPOCH = Epoch(0)
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
 
-def small_writes(definition: TableDefinition) -> SmallWrites | None:
-    """The small writes of a table, built once for each definition; None if the table takes none."""
-    return _small_writes(definition, library.kernel())
+def encoded_writes(definition: TableDefinition) -> EncodedWrites | None:
+    """The encoded writes of a table, built once for each definition; None if the table takes none."""
+    return _encoded_writes(definition, library.kernel())
 
 
 @lru_cache(maxsize=256)
-def _small_writes(definition: TableDefinition, kernel: CDLL | None) -> SmallWrites | None:
+def _encoded_writes(definition: TableDefinition, kernel: CDLL | None) -> EncodedWrites | None:
     options = definition.options
     if definition.primary_key is None or options.auto_increment is not None:
         return None
@@ -58,11 +62,11 @@ def _small_writes(definition: TableDefinition, kernel: CDLL | None) -> SmallWrit
         return None
     if not isinstance(engine_of_table(definition), (LastRow, FirstRow)) or not FewRowsCodec.supports(definition.schema):
         return None
-    return SmallWrites(definition, definition.primary_key, has_kernel=kernel is not None)
+    return EncodedWrites(definition, definition.primary_key, has_kernel=kernel is not None)
 
 
-class SmallWrites:
-    """Small writes of one table; see :func:`small_writes`.
+class EncodedWrites:
+    """Encoded writes of one table; see :func:`encoded_writes`.
 
     Attributes:
         rows, records: Codecs of stored rows and of batches.
@@ -85,6 +89,8 @@ class SmallWrites:
         self.tells_inserts = self.preimages or self.keeps_first
         self.skips_identical = definition.options.skip_identical_updates
         self.native = self._native() if has_kernel else None
+        is_whole = self.native is not None and definition.buckets == 1
+        self._intake = ArrowIntake(definition.schema) if is_whole else None
         self._places = [key.index(name) for name in definition.bucket_key or ()]
 
     def _native(self) -> ChangeMaker | None:
@@ -138,19 +144,35 @@ class SmallWrites:
             if request.writes is not self:
                 return None
             return encoded_operations(request.operations, self.schema_id) if request.operations else None
+        rows = request.encoded
+        if rows is not None and rows.schema_id == self.schema_id:  # rows of targets are not encoded
+            return None if self.keeps_first and self._is_other(request) else rows
         if not self._merges(request):
             return None
-        rows = request.encoded
-        if rows is not None and rows.schema_id == self.schema_id:
-            return rows
-        return encoded_rows(self._definition, request.changes)
+        return encoded_rows(self._definition, request.changes.rows, request.changes.is_delete)
 
     def _merges(self, request: Request) -> bool:
         """Whether the request stores whole rows, as the table's engine does it."""
         changes = request.changes
         if request.targets is not None or not changes.rows.schema.equals(self._definition.schema):
             return False
-        return not self.keeps_first or not (request.overwrite or changes.is_delete.true_count)
+        return not (self.keeps_first and self._is_other(request))
+
+    def _is_other(self, request: Request) -> bool:
+        """Whether the request does what the engine ``first_row`` does not."""
+        return request.overwrite or request.changes.is_delete.true_count > 0
+
+    def arrow(self, data: Any, rows_max: int) -> Request | None:
+        """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
+        intake = self._intake
+        rows = None if intake is None else intake.batch(data)
+        if intake is None or rows is None or rows.num_rows > rows_max or bytes_of_rows(rows) > BATCH_BYTES:
+            return None
+        encoded = encoded_rows(self._definition, rows)
+        if encoded is None:
+            return None
+        given = partial(_upserts, intake, rows)
+        return Request(given, encoded=encoded, schema_id=self.schema_id, answer=Reply())
 
     def bucket_of(self, key: Cells) -> BucketId:
         """The bucket of a key."""
@@ -180,7 +202,7 @@ class SmallRequest:
     """
 
     operations: list[Operation]
-    writes: SmallWrites
+    writes: EncodedWrites
     answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
@@ -216,7 +238,7 @@ class SmallConditional(ConditionalRequest):
     """
 
     operations_on: Callable[[list[bytes | None]], list[Operation] | None]
-    writes: SmallWrites
+    writes: EncodedWrites
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +276,10 @@ def counted(
     if isinstance(request, SmallRequest):
         return replace(request, answer=Reply(), **given)
     return replace(request, answer=Answer(), **given)
+
+
+def _upserts(intake: ArrowIntake, rows: pa.RecordBatch) -> Changes:
+    return Changes.upserts(intake.conform(rows))
 
 
 def bytes_of(operations: Several[Operation]) -> int:
