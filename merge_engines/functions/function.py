@@ -30,23 +30,19 @@ from typing import Any
 import pyarrow as pa
 
 from logformat.errors import InvalidRequest
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import column_type
 from merge_engines.functions.bitmaps import require_pyroaring
 
 types = pa.types
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+    return column_type(kind).is_number
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(
-        _is_number(kind)
-        or types.is_temporal(kind)
-        or types.is_string(kind)
-        or types.is_binary(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    return column_type(kind).layout not in (Layout.FLAG, Layout.NESTED)
 
 
 def _is_any(_: pa.DataType) -> bool:

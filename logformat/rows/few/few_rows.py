@@ -10,7 +10,6 @@ every type.
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -24,7 +23,9 @@ from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
-from logformat.rows.schema import fixed_width
+from logformat.rows.schema import fixed_width, is_variable
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import column_type, layout_of
 
 Cells = tuple[bytes, ...]
 Hash = Callable[[bytes, int, bytes, int], int]
@@ -36,9 +37,6 @@ _LENGTH_FORM = "I"
 _LENGTH = struct.Struct(f"<{_LENGTH_FORM}")
 _SIGN = 0x80
 _PADDINGS = [bytes(-length % WORD) for length in range(WORD)]
-_EPOCH = dt.datetime(1970, 1, 1)
-_EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class Operation(NamedTuple):
@@ -317,8 +315,7 @@ class _Column:
 
     def __init__(self, field: pa.Field) -> None:
         self.name, self.type, self.nullable = field.name, field.type, field.nullable
-        is_text = pa.types.is_string(self.type) or pa.types.is_binary(self.type)
-        self.width = 0 if is_text else fixed_width(self.type)
+        self.width = 0 if is_variable(self.type) else fixed_width(self.type)
         self.zero = bytes(self.width)
         self.kind, self.cell_of = _conversion(self.type)
         self.code_of = _code_of(self.type)
@@ -354,64 +351,40 @@ def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     return lambda row: (row[name],)
 
 
-_PACKED = {
-    pa.int8(): (int, "<b"),
-    pa.int16(): (int, "<h"),
-    pa.int32(): (int, "<i"),
-    pa.int64(): (int, "<q"),
-    pa.uint8(): (int, "<B"),
-    pa.uint16(): (int, "<H"),
-    pa.uint32(): (int, "<I"),
-    pa.uint64(): (int, "<Q"),
-    pa.float32(): (float, "<f"),
-    pa.float64(): (float, "<d"),
-    pa.bool_(): (bool, "<?"),
-}
-"""Types that ``struct`` packs, with the type of their values in Python."""
-
-
 def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
     """The type of Python values that become cells of a stored type directly, and the function that does it."""
-    if stored in _PACKED:
-        kind, form = _PACKED[stored]
-        return kind, struct.Struct(form).pack
-    if pa.types.is_string(stored):
-        return str, str.encode
-    if pa.types.is_binary(stored):
-        return bytes, bytes
-    if pa.types.is_date32(stored):
-        return dt.date, _days
-    if pa.types.is_timestamp(stored):
-        return dt.datetime, _Time(_EPOCH if stored.tz is None else _EPOCH_UTC, _UNITS[stored.unit])
-    return None, _nothing
+    known = column_type(stored)
+    if known.is_packed(stored):
+        return known.python, struct.Struct(f"<{known.struct_code(stored)}").pack
+    if known.layout is Layout.VARIABLE:
+        return known.python, str.encode if known.python is str else bytes
+    width = fixed_width(stored)
+    if known.layout is Layout.OPAQUE:
+        return known.python, lambda value: _of_width(value, width)
+    number_of = known.number_of(stored)
+    return (None, _nothing) if number_of is None else (known.python, lambda value: _of_number(number_of(value), width))
+
+
+def _of_width(value: bytes, width: int) -> bytes:
+    if len(value) != width:
+        raise OverflowError
+    return value
+
+
+def _of_number(number: int | None, width: int) -> bytes:
+    if number is None:
+        raise OverflowError
+    return number.to_bytes(width, "little", signed=True)
 
 
 def _form_of(stored: pa.DataType) -> str | None:
     """The character of ``struct`` for a type; None if there is none."""
-    return _PACKED[stored][1][1:] if stored in _PACKED else None
+    known = column_type(stored)
+    return known.struct_code(stored) if known.is_packed(stored) else None
 
 
 def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:
     return hasher(code_bytes, value_bytes)(code, value)[0]
-
-
-def _days(value: dt.date) -> bytes:
-    return struct.pack("<i", value.toordinal() - _EPOCH.toordinal())
-
-
-class _Time:
-    """Converts a time to a cell, if nothing is lost."""
-
-    def __init__(self, epoch: dt.datetime, units: int) -> None:
-        self._epoch, self._units = epoch, units
-
-    def __call__(self, value: dt.datetime) -> bytes:
-        step = value - self._epoch  # a TypeError if only one of them has a zone
-        seconds = step.days * 86400 + step.seconds
-        units, rest = divmod(step.microseconds * self._units, 10**6)
-        if rest:
-            raise OverflowError
-        return struct.pack("<q", seconds * self._units + units)
 
 
 def _nothing(_: Any) -> bytes:
@@ -420,12 +393,7 @@ def _nothing(_: Any) -> bytes:
 
 def _code_of(stored: pa.DataType) -> Callable[[bytes], bytes]:
     """Encodes a cell as a part of a key; see :mod:`logformat.rows.keys`."""
-    types = pa.types
-    if types.is_string(stored) or types.is_binary(stored):
-        return _text_code
-    if types.is_boolean(stored) or (types.is_fixed_size_binary(stored) and not types.is_decimal(stored)):
-        return bytes
-    return _unsigned_code if types.is_unsigned_integer(stored) else _signed_code
+    return _CODES.get(layout_of(stored), _signed_code)
 
 
 def _text_code(cell: bytes) -> bytes:
@@ -438,3 +406,11 @@ def _unsigned_code(cell: bytes) -> bytes:
 
 def _signed_code(cell: bytes) -> bytes:
     return bytes((cell[-1] ^ _SIGN,)) + cell[-2::-1]
+
+
+_CODES: dict[Layout, Callable[[bytes], bytes]] = {
+    Layout.VARIABLE: _text_code,
+    Layout.FLAG: bytes,
+    Layout.OPAQUE: bytes,
+    Layout.UNSIGNED: _unsigned_code,
+}

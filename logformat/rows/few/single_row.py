@@ -16,10 +16,11 @@ import pyarrow as pa
 from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
-from logformat.rows.few.plain_values import number_of_value, value_of_number
 from logformat.rows.few.single_record import SingleRecord
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import column_type, layout_of
 
 _HEAD_BYTES = 6
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -198,13 +199,13 @@ def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
 
 def encoder_of(kind: pa.DataType) -> Encode:
     """Encoder of values of a key's column; None is what the general codec has to encode, or to refuse."""
-    types = pa.types
-    if types.is_string(kind):
+    known = column_type(kind)
+    if known.layout is Layout.VARIABLE and known.python is str:
         return lambda value: _escaped_text(value) if type(value) is str else None
-    if types.is_binary(kind):
+    if known.layout is Layout.VARIABLE:
         return lambda value: _escaped(value) if type(value) is bytes else None
     width = fixed_width(kind)
-    number_of, bias = number_of_value(kind), _bias(kind)
+    number_of, bias = known.number_of(kind), _bias(kind)
     if number_of is None:
         return lambda value: value if type(value) is bytes and len(value) == width else None
 
@@ -220,17 +221,16 @@ def encoder_of(kind: pa.DataType) -> Encode:
 
 def _bias(kind: pa.DataType) -> int:
     """What is added to a number so that its bytes are in order: it moves the smallest one to 0."""
-    is_unsigned = pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind)
-    return 0 if is_unsigned else 1 << 8 * fixed_width(kind) - 1
+    return 0 if layout_of(kind) in (Layout.UNSIGNED, Layout.FLAG) else 1 << 8 * fixed_width(kind) - 1
 
 
 def _as_stored(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """The function from a given value of a key's column to the one that is read again; None if they are the same."""
-    number_of = number_of_value(kind)
-    value_of = None if number_of is None else value_of_number(kind)
+    known = column_type(kind)
+    number_of, value_of = known.number_of(kind), known.value_of(kind)
     if number_of is None or value_of is None:
         return None
-    if not pa.types.is_decimal(kind):
+    if not known.struct_code(kind).endswith("s"):
         return lambda value: value_of(number_of(value))
     width = fixed_width(kind)
     return lambda value: value_of((number_of(value) or 0).to_bytes(width, "little", signed=True))
