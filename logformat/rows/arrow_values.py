@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from logformat.errors import SchemaMismatch
 from logformat.rows.schema import normalise_type
+from logformat.rows.types.column_type import Layout
 from logformat.rows.types.registry import LISTS, carrier_of
 
 
@@ -155,7 +156,7 @@ def _of_one_kind(given: pa.DataType, stored: pa.DataType) -> bool:
     if types.is_timestamp(stored):
         return bool(types.is_timestamp(given) and (given.tz is None) == (stored.tz is None))
     one, other = carrier_of(given), carrier_of(stored)
-    return one is not None and other is not None and one.group == other.group != ""
+    return one is not None and other is not None and one.python is other.python and one.layout is not Layout.NESTED
 
 
 def _as_narrower(column: pa.Array, stored: pa.DataType) -> pa.Array:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from logformat.errors import SchemaMismatch
 from logformat.rows.arrow_values import as_type, list_of, map_of, struct_of
 from logformat.rows.given import row_of
-from logformat.rows.types.column_type import ColumnType, PythonTypes
+from logformat.rows.types.column_type import ColumnType
 from logformat.rows.types.numbers import BOOLEANS, FLOATS, INTEGERS, UNSIGNED
 from logformat.rows.types.registry import LISTS, MAPS, STRUCTS, column_type
 from logformat.rows.types.texts import BYTES, TEXTS
@@ -48,7 +48,7 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
         values = list(map(row_of, values))
         kinds = set(map(type, values)) - {type(None)}
     known = column_type(stored)
-    taken, but, build = known.taken, known.but, known.column_of or _NESTED[known]
+    taken, but, build = known.taken, known.but, _NESTED.get(known) or known.column_of
     if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
         values = [_standing_for(value, taken) for value in values]
         kinds = set(map(type, values)) - {type(None)}
@@ -71,7 +71,7 @@ def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
         return None
 
 
-def _standing_for(value: Any, taken: PythonTypes) -> Any:
+def _standing_for(value: Any, taken: tuple[type, ...]) -> Any:
     """The value of a member of an enumeration, and the text or bytes of a UUID, where they are taken."""
     if isinstance(value, Enum) and not isinstance(value, taken):
         value = value.value
@@ -99,7 +99,7 @@ def _column_of_scalars(values: list[Any], stored: pa.DataType) -> pa.Array:
     return column_of([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], stored)
 
 
-def _checked(kinds: set[type], taken: PythonTypes, but: PythonTypes = ()) -> set[type]:
+def _checked(kinds: set[type], taken: tuple[type, ...], but: tuple[type, ...] = ()) -> set[type]:
     """Types of values, all of them among those taken."""
     for kind in kinds:
         if not issubclass(kind, taken) or issubclass(kind, but):

@@ -354,7 +354,7 @@ def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
     """The type of Python values that become cells of a stored type directly, and the function that does it."""
     known = column_type(stored)
-    if known.is_packed(stored):
+    if known.packs(stored):
         return known.python, struct.Struct(f"<{known.struct_code(stored)}").pack
     if known.layout is Layout.VARIABLE:
         return known.python, str.encode if known.python is str else bytes
@@ -380,7 +380,7 @@ def _of_number(number: int | None, width: int) -> bytes:
 def _form_of(stored: pa.DataType) -> str | None:
     """The character of ``struct`` for a type; None if there is none."""
     known = column_type(stored)
-    return known.struct_code(stored) if known.is_packed(stored) else None
+    return known.struct_code(stored) if known.packs(stored) else None
 
 
 def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:

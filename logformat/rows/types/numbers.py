@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from typing import Any
@@ -11,12 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logformat.errors import SchemaMismatch
-from logformat.rows.types.column_type import ColumnType, Layout, NumberOf, ValueOf, ids_of, plain_column
+from logformat.rows.types.column_type import ColumnType, Layout, NumberOf, ValueOf
 
-_SIGNED = {pa.int8(): "b", pa.int16(): "h", pa.int32(): "i", pa.int64(): "q"}
-_UNSIGNED = {pa.uint8(): "B", pa.uint16(): "H", pa.uint32(): "I", pa.uint64(): "Q"}
-_FLOATS = {pa.float16(): "e", pa.float32(): "f", pa.float64(): "d"}
-_CODES = {kind.id: code for kind, code in (_SIGNED | _UNSIGNED | _FLOATS).items()}
 _EXACT = Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN)
 _NAMES = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 _NO_NUMBERS = {word: float(name) for name, word in _NAMES.items()}
@@ -62,11 +60,17 @@ def _decimals_from_json(values: list[Any], _: pa.DataType) -> list[Any]:
     return [Decimal(value) if isinstance(value, str) else value for value in values]
 
 
-def _decimal(parameters: Any) -> pa.DataType | None:
-    match parameters:
-        case [int(precision), int(scale)] if 0 < precision <= 38 and -(2**31) <= scale < 2**31:
-            return pa.decimal128(precision, scale)
-    return None
+def _decimal_type(make: Callable[[int, int], pa.DataType], digits: range) -> Callable[[Any], pa.DataType | None]:
+    def made(parameters: Any) -> pa.DataType | None:
+        match parameters:
+            case [int(precision), int(scale)] if precision in digits and -(2**31) <= scale < 2**31:
+                return make(precision, scale)
+        return None
+
+    return made
+
+
+_decimal128 = _decimal_type(pa.decimal128, range(1, 39))
 
 
 def _decimal_of(kind: pa.DataType) -> ValueOf:
@@ -96,69 +100,49 @@ def _largest(kind: pa.DataType) -> tuple[int, int]:
 
 
 BOOLEANS = ColumnType(
-    group="booleans",
-    ids=ids_of(pa.bool_()),
     layout=Layout.FLAG,
     plain=(pa.bool_(),),
     taken=(bool, np.bool_),
-    column_of=plain_column,
-    python=bool,
-    struct_code=lambda _: "?",
-    is_packed=lambda _: True,
     number_of=lambda _: lambda value: int(value) if type(value) is bool else None,
 )
 INTEGERS = ColumnType(
-    group="integers",
-    ids=ids_of(*_SIGNED),
     layout=Layout.SIGNED,
-    plain=tuple(_SIGNED),
-    is_number=True,
+    plain=(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
     taken=_WHOLE,
     but=_NOT_WHOLE,
-    column_of=plain_column,
-    python=int,
-    struct_code=lambda kind: _CODES[kind.id],
-    is_packed=lambda _: True,
     number_of=lambda _: lambda value: value if type(value) is int else None,
 )
-UNSIGNED = replace(INTEGERS, ids=ids_of(*_UNSIGNED), layout=Layout.UNSIGNED, plain=tuple(_UNSIGNED))
+UNSIGNED = replace(INTEGERS, layout=Layout.UNSIGNED, plain=(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()))
 FLOATS = ColumnType(
-    group="floats",
-    ids=ids_of(*_FLOATS),
     layout=Layout.FLOAT,
-    plain=tuple(_FLOATS),
-    is_number=True,
+    plain=(pa.float16(), pa.float32(), pa.float64()),
     taken=(float, np.float16, np.float32, *_WHOLE),
     but=_NOT_WHOLE,
     column_of=_float_column,
     to_json=_floats_to_json,
     from_json=_floats_from_json,
-    python=float,
-    struct_code=lambda kind: _CODES[kind.id],
-    # struct rounds to 16 bits otherwise than Arrow.
-    is_packed=lambda kind: not pa.types.is_float16(kind),
 )
 DECIMALS = ColumnType(
-    group="decimals",
-    ids=ids_of(pa.decimal128(1)),
-    carried=ids_of(pa.decimal32(1), pa.decimal64(1), pa.decimal256(1)),
+    carried=(pa.decimal32(1), pa.decimal64(1)),
     layout=Layout.SIGNED,
-    examples=(
-        *(pa.decimal128(1), pa.decimal128(5, 2), pa.decimal128(18, 18), pa.decimal128(20, -3), pa.decimal128(38, 10)),
-    ),
+    examples=tuple(itertools.starmap(pa.decimal128, ((1, 0), (5, 2), (18, 18), (20, -3), (38, 10)))),
     name="decimal128",
     parameters=lambda stored: [stored.precision, stored.scale],
-    made=_decimal,
-    stored_as=lambda given: None if given.bit_width > 128 else pa.decimal128(given.precision, given.scale),
-    is_number=True,
+    made=_decimal128,
+    stored_as=lambda given: _decimal128([given.precision, given.scale]) or given,
     taken=(Decimal, *_WHOLE),
     but=_NOT_WHOLE,
     column_of=_decimal_column,
     to_json=lambda column: [format(value, "f") for value in column.to_pylist()],
     from_json=_decimals_from_json,
-    python=Decimal,
-    struct_code=lambda kind: f"{kind.byte_width}s",
     value_of=_decimal_of,
     number_of=_unscaled_of,
     numbers=_largest,
+)
+WIDE_DECIMALS = replace(
+    DECIMALS,
+    carried=(),
+    examples=tuple(itertools.starmap(pa.decimal256, ((39, 0), (50, 2), (60, -3), (76, 76)))),
+    name="decimal256",
+    made=_decimal_type(pa.decimal256, range(39, 77)),
 )

@@ -10,38 +10,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from logformat.rows.types.column_type import ColumnType, Layout, ids_of
-from logformat.rows.types.numbers import BOOLEANS, DECIMALS, FLOATS, INTEGERS, UNSIGNED
+from logformat.rows.types.column_type import ColumnType, Layout
+from logformat.rows.types.numbers import BOOLEANS, DECIMALS, FLOATS, INTEGERS, UNSIGNED, WIDE_DECIMALS
 from logformat.rows.types.texts import BYTES, FIXED_BYTES, TEXTS
 from logformat.rows.types.times import DATES, DURATIONS, TIMES, TIMESTAMPS
 
 _MANY = (Sequence, np.ndarray)
 _NOT_MANY = (str, bytes, bytearray, memoryview)
+_LISTS = (pa.large_list, pa.list_view, pa.large_list_view, lambda item: pa.list_(item, 1))
 LISTS = ColumnType(
-    group="",
-    ids=ids_of(pa.list_(pa.null())),
-    carried=ids_of(
-        *(pa.large_list(pa.null()), pa.list_(pa.null(), 1), pa.list_view(pa.null()), pa.large_list_view(pa.null()))
-    ),
+    examples=(pa.list_(pa.int8()),),
+    carried=tuple(make(pa.int8()) for make in _LISTS),
     layout=Layout.NESTED,
     taken=_MANY,
     but=_NOT_MANY,
 )
 MAPS = ColumnType(
-    group="",
-    ids=ids_of(pa.map_(pa.int8(), pa.null())),
-    layout=Layout.NESTED,
-    taken=(Mapping, *_MANY),
-    but=_NOT_MANY,
+    examples=(pa.map_(pa.int8(), pa.int8()),), layout=Layout.NESTED, taken=(Mapping, *_MANY), but=_NOT_MANY
 )
-STRUCTS = ColumnType(group="", ids=ids_of(pa.struct({})), layout=Layout.NESTED, taken=(Mapping,))
+STRUCTS = ColumnType(examples=(pa.struct({"a": pa.int8()}),), layout=Layout.NESTED, taken=(Mapping,))
 
 FLAT_TYPES = (
     *(INTEGERS, UNSIGNED, FLOATS, BOOLEANS, TEXTS, BYTES, DATES, TIMES, TIMESTAMPS, DURATIONS),
-    *(FIXED_BYTES, DECIMALS),
+    *(FIXED_BYTES, DECIMALS, WIDE_DECIMALS),
 )
-_OF_STORED = {id: each for each in (*FLAT_TYPES, LISTS, MAPS, STRUCTS) for id in each.ids}
-_OF_GIVEN = {id: each for each in (*FLAT_TYPES, LISTS) for id in each.carried} | _OF_STORED
+_TYPES = (*FLAT_TYPES, LISTS, MAPS, STRUCTS)
+_OF_STORED = {kind.id: each for each in _TYPES for kind in (*each.plain, *each.examples)}
+_OF_GIVEN = {kind.id: each for each in _TYPES for kind in each.carried} | _OF_STORED
 VARIABLE_IDS = frozenset(id for id, each in _OF_STORED.items() if each.layout in (Layout.VARIABLE, Layout.NESTED))
 """Ids of the stored types whose values differ in length."""
 

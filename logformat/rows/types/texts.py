@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from logformat.rows.types.column_type import ColumnType, Layout, all_of, ids_of, plain_column
+from logformat.rows.types.column_type import ColumnType, Layout, all_of
 
 
 def _width(parameters: Any) -> pa.DataType | None:
@@ -28,32 +28,23 @@ def _bytes_from_json(values: list[Any], _: pa.DataType) -> list[Any]:
 
 
 TEXTS = ColumnType(
-    group="texts",
-    ids=ids_of(pa.string()),
-    carried=ids_of(pa.large_string(), pa.string_view()),
+    carried=(pa.large_string(), pa.string_view()),
     layout=Layout.VARIABLE,
     plain=(pa.string(),),
     stored_as=lambda _: pa.string(),
     taken=(str,),
-    column_of=plain_column,
-    python=str,
 )
 BYTES = ColumnType(
-    group="bytes",
-    ids=ids_of(pa.binary()),
-    carried=ids_of(pa.large_binary(), pa.binary_view()),
+    carried=(pa.large_binary(), pa.binary_view()),
     layout=Layout.VARIABLE,
     plain=(pa.binary(),),
     stored_as=lambda _: pa.binary(),
     taken=(bytes, bytearray, memoryview),
-    column_of=plain_column,
     to_json=_bytes_to_json,
     from_json=_bytes_from_json,
-    python=bytes,
 )
 FIXED_BYTES = replace(
     BYTES,
-    ids=ids_of(pa.binary(1)),
     carried=(),
     layout=Layout.OPAQUE,
     plain=(),
@@ -62,5 +53,4 @@ FIXED_BYTES = replace(
     parameters=lambda stored: stored.byte_width,
     made=_width,
     stored_as=lambda given: given if given.byte_width else None,
-    struct_code=lambda kind: f"{kind.byte_width}s",
 )

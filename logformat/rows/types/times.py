@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from logformat.errors import SchemaMismatch
-from logformat.rows.types.column_type import ColumnType, Layout, NumberOf, ValueOf, all_of, ids_of, plain_column
+from logformat.rows.types.column_type import ColumnType, Layout, NumberOf, ValueOf, all_of
 
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 """Decimal places of a second."""
@@ -116,14 +116,6 @@ def _number_in(text: str | None, form: re.Pattern[str]) -> int | None:
     return ((int(found[1]) * 60 + int(found[2])) * 60 + int(found[3])) * 10**9 + fraction
 
 
-def _code(kind: pa.DataType) -> str:
-    return "i" if kind.bit_width == 32 else "q"
-
-
-def _date_of(_: pa.DataType) -> ValueOf:
-    return lambda days: dt.date.fromordinal(days + _EPOCH_DAY)
-
-
 def _time_of(kind: pa.DataType) -> ValueOf:
     step = _microseconds(kind)
     return _by_arrow(kind) if step is None else lambda number: (_EPOCH + dt.timedelta(0, 0, number * step)).time()
@@ -156,10 +148,6 @@ def _by_arrow(kind: pa.DataType) -> ValueOf:
 
 def _epoch(kind: pa.DataType) -> dt.datetime:
     return _EPOCH if kind.tz is None else _EPOCH.replace(tzinfo=pa.scalar(0, pa.timestamp("s", kind.tz)).as_py().tzinfo)
-
-
-def _number_of_date(_: pa.DataType) -> NumberOf:
-    return lambda value: value.toordinal() - _EPOCH_DAY if type(value) is dt.date else None
 
 
 def _number_of_time(kind: pa.DataType) -> NumberOf:
@@ -206,40 +194,29 @@ def _day(kind: pa.DataType) -> tuple[int, int]:
 
 
 DATES = ColumnType(
-    group="dates",
-    ids=ids_of(pa.date32()),
-    carried=ids_of(pa.date64()),
+    carried=(pa.date64(),),
     layout=Layout.SIGNED,
     plain=(pa.date32(),),
     stored_as=lambda _: pa.date32(),
     taken=(dt.date,),
     but=(dt.datetime,),
-    column_of=plain_column,
     to_json=_moments_to_json,
     from_json=_moments_from_json,
-    python=dt.date,
-    struct_code=_code,
-    value_of=_date_of,
-    number_of=_number_of_date,
+    value_of=lambda _: lambda days: dt.date.fromordinal(days + _EPOCH_DAY),
+    number_of=lambda _: lambda value: value.toordinal() - _EPOCH_DAY if type(value) is dt.date else None,
 )
 TIMES = ColumnType(
-    group="times",
-    ids=ids_of(pa.time32("s"), pa.time64("us")),
     layout=Layout.SIGNED,
     plain=(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
     taken=(dt.time,),
     column_of=_column_through(lambda unit, _: pa.time64(unit), has_zone=lambda _: False),
     to_json=lambda column: column.cast(pa.string()).to_pylist(),
     from_json=_times_from_json,
-    python=dt.time,
-    struct_code=_code,
     value_of=_time_of,
     number_of=_number_of_time,
     numbers=_day,
 )
 TIMESTAMPS = ColumnType(
-    group="timestamps",
-    ids=ids_of(pa.timestamp("s")),
     layout=Layout.SIGNED,
     plain=tuple(pa.timestamp(unit, zone) for zone in (None, "UTC") for unit in _PLACES),
     stored_as=lambda given: pa.timestamp(given.unit, None if given.tz is None else "UTC"),
@@ -249,22 +226,16 @@ TIMESTAMPS = ColumnType(
     ),
     to_json=_moments_to_json,
     from_json=_moments_from_json,
-    python=dt.datetime,
-    struct_code=_code,
     value_of=_timestamp_of,
     number_of=_number_of_timestamp,
 )
 DURATIONS = ColumnType(
-    group="durations",
-    ids=ids_of(pa.duration("s")),
     layout=Layout.SIGNED,
     plain=tuple(map(pa.duration, _PLACES)),
     taken=(dt.timedelta, np.timedelta64),
     column_of=_column_through(lambda unit, _: pa.duration(unit), has_zone=None),
     to_json=_durations_to_json,
     from_json=_durations_from_json,
-    python=dt.timedelta,
-    struct_code=_code,
     value_of=_duration_of,
     number_of=_number_of_duration,
 )
