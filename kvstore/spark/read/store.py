@@ -1,4 +1,8 @@
-"""Reads of a table of a store on this machine: offsets are pinned, and every process opens the store by itself."""
+"""Reads of a table of a store on this machine: offsets are pinned, and every process opens the store by itself.
+
+* A task reads exactly the pinned offsets, so it gives the same rows however often Spark starts it.
+* The log is kept for a query by a lease, and for a stream by its consumer, if it has one.
+"""
 
 from __future__ import annotations
 

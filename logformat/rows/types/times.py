@@ -1,4 +1,8 @@
-"""Dates, times of day, timestamps and durations."""
+"""Dates, times of day, timestamps and durations.
+
+* All are stored as signed numbers of the type's unit; nothing is rounded to another unit.
+* With a time zone a timestamp is a moment, stored in UTC; without one it is what a clock on a wall shows.
+"""
 
 from __future__ import annotations
 
