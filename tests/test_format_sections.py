@@ -298,7 +298,7 @@ def test_record() -> None:
     values: list[Any] = [[1, None, 3], {"a": 7, "b": "xy"}, [("k", 9)]]
     columns = [pa.array([value], kind) for value, kind in zip(values, types, strict=True)]
     data = FORMAT.dump("Record")
-    assert RecordCodec(types).encode_octets(columns).to_list() == [data]
+    assert RecordCodec(types).encode_whole(columns).to_list() == [data]
     flat, ends = np.frombuffer(data, np.uint8), np.array([len(data)])
     assert RecordCodec(types).decode(flat, np.array([0]), ends) == columns
 

@@ -50,7 +50,7 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
     known = column_type(stored)
     taken, but, build = known.taken, known.but, _NESTED.get(known) or known.column_of
     if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
-        values = [_standing_for(value, taken) for value in values]
+        values = [_value_stored_for(value, taken) for value in values]
         kinds = set(map(type, values)) - {type(None)}
     return as_type(build(values, stored, _checked(kinds, taken, but)), stored)
 
@@ -71,7 +71,7 @@ def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
         return None
 
 
-def _standing_for(value: Any, taken: tuple[type, ...]) -> Any:
+def _value_stored_for(value: Any, taken: tuple[type, ...]) -> Any:
     """The value of a member of an enumeration, and the text or bytes of a UUID, where they are taken."""
     if isinstance(value, Enum) and not isinstance(value, taken):
         value = value.value
