@@ -155,6 +155,7 @@ SCHEMA = pa.schema(
         *(pa.field("y", pa.binary()), pa.field("day", pa.date32()), pa.field("t", pa.timestamp("ms"))),
         *(pa.field("u", pa.timestamp("ns", "UTC")), pa.field("x", pa.binary(2)), pa.field("l", pa.uint64())),
         *(pa.field("m", pa.decimal128(5, 2)), pa.field("o", pa.time32("ms")), pa.field("w", pa.duration("s"))),
+        pa.field("w2", pa.duration("us")),
     ]
 )
 ROW: dict[str, Any] = {"k": 1, "i": 2}
@@ -195,6 +196,7 @@ class TestPythonRows:
             *({**ROW, "m": Decimal("1000")}, {**ROW, "m": Decimal("0.001")}, {**ROW, "m": Decimal("NaN")}),
             *({**ROW, "o": dt.time(0, 0, 0, 1)}, {**ROW, "o": dt.time(1, tzinfo=dt.UTC)}, {**ROW, "m": 1}),
             *({**ROW, "w": dt.timedelta(microseconds=1)}, {**ROW, "x": bytearray(b"ab")}),
+            {**ROW, "w2": dt.timedelta(microseconds=-(2**63))},
             {**ROW, "u": dt.datetime(9999, 1, 1, tzinfo=dt.UTC)},
         ],
     )

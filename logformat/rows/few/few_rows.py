@@ -22,10 +22,10 @@ from logformat.binary_column import WORD
 from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
+from logformat.rows.few.cells import MISFITS, code_of, conversion_of
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width, is_variable
-from logformat.rows.types.column_type import Layout
-from logformat.rows.types.registry import column_type, layout_of
+from logformat.rows.types.registry import column_type
 
 Cells = tuple[bytes, ...]
 Hash = Callable[[bytes, int, bytes, int], int]
@@ -35,7 +35,6 @@ Columns = tuple[Sequence[Sequence[bytes]], tuple[int, ...]]
 _HEAD = struct.Struct("<IH")
 _LENGTH_FORM = "I"
 _LENGTH = struct.Struct(f"<{_LENGTH_FORM}")
-_SIGN = 0x80
 _PADDINGS = [bytes(-length % WORD) for length in range(WORD)]
 
 
@@ -135,7 +134,7 @@ class FewRowsCodec:
                     cells.append(column.zero)
                 else:
                     return None
-        except _MISFITS:
+        except MISFITS:
             return None
         return self._upsert(cells, nulls)
 
@@ -148,7 +147,7 @@ class FewRowsCodec:
             return None
         try:
             return self._delete([column.cell_of(value) for column, value in zip(self._key, values, strict=True)])
-        except _MISFITS:
+        except MISFITS:
             return None
 
     def operations(self, rows: pa.RecordBatch, is_delete: pa.BooleanArray) -> list[Operation] | None:
@@ -299,9 +298,6 @@ class FewRowsCodec:
         return code if len(code) <= KEY_BYTES_MAX else None
 
 
-_MISFITS = (KeyError, OverflowError, UnicodeEncodeError, struct.error, TypeError)
-
-
 class _Column:
     """One column.
 
@@ -309,7 +305,7 @@ class _Column:
         name, type, nullable: Of the column.
         width: Bytes of a cell; 0 if cells differ in length.
         zero: The cell of a null.
-        kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``_MISFITS`` if one does not fit.
+        kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``MISFITS`` if one does not fit.
         code_of: Encodes a cell as a part of a key.
     """
 
@@ -317,8 +313,8 @@ class _Column:
         self.name, self.type, self.nullable = field.name, field.type, field.nullable
         self.width = 0 if is_variable(self.type) else fixed_width(self.type)
         self.zero = bytes(self.width)
-        self.kind, self.cell_of = _conversion(self.type)
-        self.code_of = _code_of(self.type)
+        self.kind, self.cell_of = conversion_of(self.type)
+        self.code_of = code_of(self.type)
 
 
 def _cells_of(column: pa.Array, about: _Column) -> tuple[list[bytes], int]:
@@ -351,32 +347,6 @@ def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     return lambda row: (row[name],)
 
 
-def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
-    """The type of Python values that become cells of a stored type directly, and the function that does it."""
-    known = column_type(stored)
-    if known.packs(stored):
-        return known.python, struct.Struct(f"<{known.struct_code(stored)}").pack
-    if known.layout is Layout.VARIABLE:
-        return known.python, str.encode if known.python is str else bytes
-    width = fixed_width(stored)
-    if known.layout is Layout.OPAQUE:
-        return known.python, lambda value: _of_width(value, width)
-    number_of = known.number_of(stored)
-    return (None, _nothing) if number_of is None else (known.python, lambda value: _of_number(number_of(value), width))
-
-
-def _of_width(value: bytes, width: int) -> bytes:
-    if len(value) != width:
-        raise OverflowError
-    return value
-
-
-def _of_number(number: int | None, width: int) -> bytes:
-    if number is None:
-        raise OverflowError
-    return number.to_bytes(width, "little", signed=True)
-
-
 def _form_of(stored: pa.DataType) -> str | None:
     """The character of ``struct`` for a type; None if there is none."""
     known = column_type(stored)
@@ -385,32 +355,3 @@ def _form_of(stored: pa.DataType) -> str | None:
 
 def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:
     return hasher(code_bytes, value_bytes)(code, value)[0]
-
-
-def _nothing(_: Any) -> bytes:
-    raise TypeError
-
-
-def _code_of(stored: pa.DataType) -> Callable[[bytes], bytes]:
-    """Encodes a cell as a part of a key; see :mod:`logformat.rows.keys`."""
-    return _CODES.get(layout_of(stored), _signed_code)
-
-
-def _text_code(cell: bytes) -> bytes:
-    return cell.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
-
-
-def _unsigned_code(cell: bytes) -> bytes:
-    return cell[::-1]
-
-
-def _signed_code(cell: bytes) -> bytes:
-    return bytes((cell[-1] ^ _SIGN,)) + cell[-2::-1]
-
-
-_CODES: dict[Layout, Callable[[bytes], bytes]] = {
-    Layout.VARIABLE: _text_code,
-    Layout.FLAG: bytes,
-    Layout.OPAQUE: bytes,
-    Layout.UNSIGNED: _unsigned_code,
-}

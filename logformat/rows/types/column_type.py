@@ -78,8 +78,8 @@ class ColumnType:
             None if the JSON values are Python's.
         value_of: The function from what ``struct`` reads to Python's value; None if they are the same. It raises
             ValueError or OverflowError where Python has no such value.
-        number_of: The function from Python's value to the stored number. It returns None for a value of another type
-            than ``python``, or one that the column can't have as it is.
+        number_of: The function from Python's value to the stored number, where ``struct`` does not make it. It returns
+            None for a value of another type than ``python``, or one that the column can't have as it is.
     """
 
     plain: tuple[pa.DataType, ...] = ()

@@ -103,14 +103,12 @@ BOOLEANS = ColumnType(
     layout=Layout.FLAG,
     plain=(pa.bool_(),),
     taken=(bool, np.bool_),
-    number_of=lambda _: lambda value: int(value) if type(value) is bool else None,
 )
 INTEGERS = ColumnType(
     layout=Layout.SIGNED,
     plain=(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
     taken=_WHOLE,
     but=_NOT_WHOLE,
-    number_of=lambda _: lambda value: value if type(value) is int else None,
 )
 UNSIGNED = replace(INTEGERS, layout=Layout.UNSIGNED, plain=(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()))
 FLOATS = ColumnType(

@@ -23,6 +23,8 @@ _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _EPOCH = dt.datetime(1970, 1, 1)
 _EPOCH_DAY = _EPOCH.toordinal()
 _DAY_SECONDS = 86_400
+_NAT = -(2**63)
+"""As a duration of Python, Arrow refuses it."""
 _ZONES = (dt.timezone, ZoneInfo)
 _DURATION = re.compile(r"(-?)PT(\d+)(?:\.(\d{1,9}))?S")
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d)(?:\.(\d{1,9}))?")
@@ -188,7 +190,8 @@ def _units(kind: pa.DataType) -> Callable[[dt.timedelta], int | None]:
 
     def units_of(given: dt.timedelta) -> int | None:
         number, rest = divmod(given.microseconds * per_second, 10**6)
-        return None if rest else (given.days * _DAY_SECONDS + given.seconds) * per_second + number
+        found = (given.days * _DAY_SECONDS + given.seconds) * per_second + number
+        return None if rest or found == _NAT else found
 
     return units_of
 
