@@ -5,6 +5,7 @@ A name in backticks that looks like a path of the repository is one. "`symbol` i
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from collections.abc import Iterator
@@ -180,9 +181,32 @@ def test_the_terms_of_the_format_are_in_the_glossary() -> None:
 
 def test_words_that_replace_former_names_are_terms_or_modules() -> None:
     modules = {path.stem.replace("_", " ") for path in (ROOT / "kvstore").rglob("*.py")}
-    for _, now in rows_of(GLOSSARY, "Former names"):
+    for _, now in [*rows_of(GLOSSARY, "Former names"), *rows_of(GLOSSARY, "Former names that mean something else now")]:
         for word in now.split(", "):
             assert word in terms() or word in modules or word == "row indices by bucket", word
+
+
+def names_in_code() -> Iterator[str]:
+    """Names of modules, and all that is defined or assigned in them."""
+    for package in ("kvstore", "logformat", "merge_engines", "writer", "pyspark_kvstore_python"):
+        for path in (ROOT / package).rglob("*.py"):
+            yield path.stem
+            for node in ast.walk(ast.parse(path.read_text())):
+                match node:
+                    case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                        yield name
+                    case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                        yield name
+                    case ast.arg(arg=name):
+                        yield name
+
+
+def test_former_names_are_in_the_code_no_more() -> None:
+    former = {former.split(" (")[0].replace(" ", "_") for former, _ in rows_of(GLOSSARY, "Former names")}
+    assert len(former) > 10
+    words = re.compile(rf"_(?:{'|'.join(sorted(former))})_")
+    found = {name: "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + "_" for name in names_in_code()}
+    assert sorted(name for name, text in found.items() if words.search(text)) == []
 
 
 # Commands and options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
 from collections import Counter
 from graphlib import TopologicalSorter
@@ -14,12 +15,20 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("kvstore", "logformat", "merge_engines", "writer")
 MODULES_MAX = 16
 LOOSE_MODULES_MAX = 8
+LINES_MAX = 240
+"""A longer module opens with its invariants, not only with what it is."""
 
 
 def test_no_folder_has_too_many_modules() -> None:
     modules = Counter(path.parent for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     assert {str(folder): count for folder, count in modules.items() if count > MODULES_MAX} == {}
     assert modules[ROOT / "kvstore"] <= LOOSE_MODULES_MAX
+
+
+def test_long_modules_open_with_their_invariants() -> None:
+    texts = {str(path): path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    heads = {path: ast.get_docstring(ast.parse(text)) for path, text in texts.items() if text.count("\n") > LINES_MAX}
+    assert [path for path, head in heads.items() if "\n\n" not in (head or "")] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

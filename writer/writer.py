@@ -1,4 +1,8 @@
-"""The public face of a writer."""
+"""The public face of a writer.
+
+* Any thread may call it; the rows of one thread keep their order. Only the sender's thread numbers and sends batches.
+* A row is written once or reported: as an error of a later call, in ``unacknowledged``, or in the log ``writer``.
+"""
 
 from __future__ import annotations
 

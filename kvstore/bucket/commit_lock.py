@@ -25,7 +25,7 @@ from logformat.ids import TableId
 
 COMMIT_WAIT_SECONDS = 30
 """How long a commit waits for another commit, or for a process that writes a bucket it needs."""
-HANDOVER_LOOK_MS = 20
+OWNER_LOOK_MS = 20
 """How often a writing process checks whether another process asks for its buckets."""
 _PAUSE_SECONDS = 0.003
 _LOOK_SECONDS = 0.1

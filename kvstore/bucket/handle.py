@@ -1,4 +1,11 @@
-"""A bucket that is open in this process: every thread reads it, and the process that owns it writes it."""
+"""A bucket that is open in this process: every thread reads it, and the process that owns it writes it.
+
+* ``_opening`` is held while the index, the engine or the ownership changes. ``_engine`` is read without it: a request
+  that meets an engine which has just ended gets StoreClosed from it, and looks again.
+* An engine is there only while this process owns the bucket. Then all reads go through its memtable; before, through
+  an index of the handle's own and what the log has after it (:class:`kvstore.bucket.reading.reader.BucketReader`).
+* A view has everything that this process has acknowledged before, and all that another process has published.
+"""
 
 from __future__ import annotations
 

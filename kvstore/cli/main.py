@@ -1,4 +1,8 @@
-"""Entry of the command ``kvstore``. Exit codes: 0 success, 1 something is wrong, 2 invalid call, 130 interrupted."""
+"""Entry of the command ``kvstore``. Exit codes: 0 success, 1 something is wrong, 2 invalid call, 130 interrupted.
+
+* A command is registered by its examples (``_EXAMPLES``); there is none without.
+* An error of the store is one line on stderr, never a traceback; the exit code is 2 if the call is invalid, else 1.
+"""
 
 from __future__ import annotations
 

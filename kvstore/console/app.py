@@ -1,4 +1,8 @@
-"""The application: which path shows what, as HTML, as JSON below ``/api``, and errors of the store as pages."""
+"""The application: which path shows what, as HTML, as JSON below ``/api``, and errors of the store as pages.
+
+* A page is computed once, as a :class:`kvstore.console.page.Page`; its HTML and its JSON are of the same facts.
+* Pages read only. The store is open for reading, and what would change it is shown as a command.
+"""
 
 from __future__ import annotations
 

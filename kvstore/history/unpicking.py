@@ -89,5 +89,5 @@ def _earlier(flags: np.ndarray, starts: np.ndarray, key_of: np.ndarray) -> np.nd
 def _equal(one: pa.Array, other: pa.Array) -> np.ndarray:
     """Where two columns hold the same value, as stored: NaN is equal to itself, and -0.0 is not 0.0."""
     codec = RecordCodec([one.type])
-    left, right = codec.encode_octets([one]).to_arrow(), codec.encode_octets([other]).to_arrow()
+    left, right = codec.encode_whole([one]).to_arrow(), codec.encode_whole([other]).to_arrow()
     return pc.equal(left, right).to_numpy(zero_copy_only=False)

@@ -16,12 +16,15 @@ import pyarrow as pa
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.rows.keys import KEY_BYTES_MAX
 from logformat.rows.schema import fixed_width, is_variable
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import layout_of
 
 _DONE = 0
 _FIXED, _FLAG, _VARIABLE = range(3)
 _OF_KEY = 2**32 - 1
 """Kinds of columns, and the place of one of the key; ``arrow.h`` has the same, and the layout of a table."""
-_OPAQUE, _UNSIGNED, _SIGNED, _BIT, _TEXT = range(5)
+_TEXT = 4
+_WAYS = {Layout.OPAQUE: 0, Layout.UNSIGNED: 1, Layout.SIGNED: 2, Layout.FLAG: 3, Layout.VARIABLE: _TEXT}
 """How columns of a key are encoded; ``keys.c`` has the same."""
 KEY_COLUMNS_MAX = 64
 
@@ -48,7 +51,7 @@ class Table:
             else:
                 parts.append((kind, width, places[f"c{number}"][1], number))
                 number += 1
-        ways = [_way(schema.field(name).type) for name in key]
+        ways = [_WAYS[layout_of(schema.field(name).type)] for name in key]
         columns = list(map(schema.get_field_index, key))
         # Of a text, the byte that ends it.
         self.key_bytes = 1 + sum(1 if parts[at][0] == _VARIABLE else parts[at][1] for at in columns)
@@ -220,16 +223,6 @@ def _exported(rows: pa.RecordBatch) -> tuple[int, Any]:
     """The address of rows in Arrow's C data interface, and what keeps it valid."""
     _, array = rows.__arrow_c_array__()
     return _pointer_of(array, b"arrow_array"), array
-
-
-def _way(kind: pa.DataType) -> int:
-    if is_variable(kind):
-        return _TEXT
-    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
-        return _OPAQUE
-    if pa.types.is_boolean(kind):
-        return _BIT
-    return _UNSIGNED if pa.types.is_unsigned_integer(kind) else _SIGNED
 
 
 def address_of(array: np.ndarray | bytes) -> int:

@@ -46,7 +46,7 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     after = [given[name] for name in table.schema.names]
     is_delete = final.is_delete.to_numpy(zero_copy_only=False)
     codec = RecordCodec(table.schema.types)
-    same = pc.equal(codec.encode_octets(before.columns).to_arrow(), codec.encode_octets(after).to_arrow())
+    same = pc.equal(codec.encode_whole(before.columns).to_arrow(), codec.encode_whole(after).to_arrow())
     differs = ~found | ~same.to_numpy(zero_copy_only=False)
     what = np.where(is_delete, DELETE, np.where(found, UPDATE, STORE))
     kept = np.where(is_delete, found, differs)

@@ -1,4 +1,9 @@
-"""Reading changes: record batches of the log as Arrow, each row with the columns of its change."""
+"""Reading changes: record batches of the log as Arrow, each row with the columns of its change.
+
+* Changes of a bucket come in the order of their offsets, each once.
+* A read ends before a fixed offset, whatever is written meanwhile.
+* Columns that a schema of that time lacks are null, and all have the names of the newest schema.
+"""
 
 from __future__ import annotations
 

@@ -42,13 +42,23 @@ def polars_frame(rows: pa.Table) -> Any:
     """Rows as a ``polars.DataFrame``.
 
     Raises:
-        UnsupportedOperation: Polars is not installed.
+        UnsupportedOperation: Polars is not installed, or has no type for a column.
     """
     try:
         import polars
     except ImportError as error:
         raise not_installed("polars", error) from error
+    for field in rows.schema:
+        if _has_wide_decimals(field.type):  # Polars would panic
+            raise UnsupportedOperation(
+                "Polars has decimals of at most 38 digits; read other `columns`.", column=field.name, type=field.type
+            )
     return polars.DataFrame(rows)
+
+
+def _has_wide_decimals(kind: pa.DataType) -> bool:
+    parts = (kind.field(nth).type for nth in range(kind.num_fields))
+    return pa.types.is_decimal256(kind) or any(map(_has_wide_decimals, parts))
 
 
 def html_of(caption: str, rows: pa.Table) -> str:

@@ -1,4 +1,9 @@
-"""Reading rows in key order, in the current state or as of an offset."""
+"""Reading rows in key order, in the current state or as of an offset.
+
+* A scan reads one view: rows that are written meanwhile are not in it, and none is there twice.
+* Ranges are of encoded keys, whose order is that of the rows.
+* How much a range has is estimated from its first and last key, as if keys were uniform; rows are never chosen so.
+"""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from logformat.ids import BucketId
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import CellPlace, Operation
-from logformat.rows.few.plain_values import struct_code
 from logformat.rows.given import row_of
 from logformat.rows.python_values import MISFITS
+from logformat.rows.types.registry import column_type
 
 _EXACT = Context(prec=100)
 Decide = Callable[[TableDefinition, pa.RecordBatch], "Changes | None"]
@@ -110,7 +110,7 @@ def _amount(field: pa.Field, given: Any) -> Any:
                 return amount
     except (TypeError, ValueError, OverflowError):
         pass
-    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)):
+    if not column_type(kind).is_number:
         raise SchemaMismatch("Only columns of numbers can be incremented.", column=field.name, type=kind)
     raise SchemaMismatch(
         "An amount is a finite number that fits its column.", column=field.name, type=kind, given=shown(given)
@@ -246,7 +246,7 @@ class _Cell:
         kind, place = amounts.fields[name].type, writes.rows.place_of(name)
         if place is None or pa.types.is_decimal(kind):
             return None
-        return cls(name, amounts, place, struct.Struct(f"<{struct_code(kind)}"))
+        return cls(name, amounts, place, struct.Struct(f"<{column_type(kind).struct_code(kind)}"))
 
     def added(self, stored: bytes) -> bytes:
         place = self.place

@@ -261,7 +261,7 @@ class _Write:
         """Stage the rows of one task; one row with the pieces, as JSON."""
         context = TaskContext.get()
         assert context is not None
-        _set_modules_aside()
+        _freeze_modules()
         with shown_alone():
             stager = _Stager(self, self.table(), context.partitionId())
             for batch in of_size(batches, TASK_ROWS):
@@ -329,7 +329,7 @@ class _Applying:
 
     def run(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Apply the buckets of these numbers; for each, one row with its range, as JSON."""
-        _set_modules_aside()
+        _freeze_modules()
         table = self.write.table()
         for batch in numbers:
             for bucket in batch.column(0).to_pylist():
@@ -344,7 +344,7 @@ class _Applying:
 
 
 @cache
-def _set_modules_aside() -> None:
+def _freeze_modules() -> None:
     """Keep what this worker has imported out of garbage collections: Spark runs a full one after each task.
 
     For all modules it takes a twentieth of a second of CPU, as long as the changes of 20,000 rows.

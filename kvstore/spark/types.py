@@ -146,8 +146,16 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
 
 
 def spark_type(stored: pa.DataType) -> pa.DataType:
-    """The Arrow type that Spark reads for a stored type."""
+    """The Arrow type that Spark reads for a stored type.
+
+    Raises:
+        UnsupportedOperation: Spark has none.
+    """
     types = pa.types
+    if types.is_decimal256(stored):
+        raise UnsupportedOperation(
+            "Spark has decimals of at most 38 digits; leave the column out with option `columns`.", type=stored
+        )
     if stored in _WIDENED:
         return _WIDENED[stored]
     if types.is_fixed_size_binary(stored) and not types.is_decimal(stored):

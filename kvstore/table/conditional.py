@@ -1,4 +1,8 @@
-"""Writes whose rows are tested again in their bucket's turn, so that no write of others in between is lost."""
+"""Writes whose rows are tested again in their bucket's turn, so that no write of others in between is lost.
+
+* ``decide`` is called in the turn of a bucket, with the rows as they are then.
+* Each bucket is atomic for itself; an error lists the buckets that have written.
+"""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ _CURE = (
 )
 _WITH_NUMBERS: dict[str, Callable[..., pa.DataType]] = {
     r"decimal128\((\d+), ?(-?\d+)\)": lambda precision, scale: pa.decimal128(int(precision), int(scale)),
+    r"decimal256\((\d+), ?(-?\d+)\)": lambda precision, scale: pa.decimal256(int(precision), int(scale)),
     r"fixed_size_binary\[(\d+)\]": lambda width: pa.binary(int(width)),
     r"timestamp\[(s|ms|us|ns), ?tz=UTC\]": lambda unit: pa.timestamp(unit, "UTC"),
 }
@@ -97,7 +98,7 @@ _MEANT = {
 }
 _NAMES = [
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
-    *("bool", "string", "binary", "halffloat", "float", "double", "date32", "decimal128(10, 2)"),
+    *("bool", "string", "binary", "halffloat", "float", "double", "date32", "decimal128(10, 2)", "decimal256(50, 2)"),
     *("time32[s]", "time64[us]", "timestamp[us]", "timestamp[us, tz=UTC]", "duration[us]", "fixed_size_binary[16]"),
 ]
 

@@ -1,4 +1,8 @@
-"""Checks of a table's options and of added columns, before anything is written."""
+"""Checks of a table's options and of added columns, before anything is written.
+
+* Everything is refused here that an engine, an index or a bucket could not do later: what passes is journaled.
+* Columns are given as they are stored (:func:`logformat.rows.schema.normalise`).
+"""
 
 from __future__ import annotations
 

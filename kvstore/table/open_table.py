@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID
 
-from kvstore.bucket.commit_lock import HANDOVER_LOOK_MS, CommitLock
+from kvstore.bucket.commit_lock import OWNER_LOOK_MS, CommitLock
 from kvstore.bucket.context import BucketContext, BucketPlace
 from kvstore.bucket.elsewhere import NoOtherOwner, OtherOwner
 from kvstore.bucket.handle import BucketHandle
@@ -153,7 +153,7 @@ class HandOver:
         self._thread.join()
 
     def _run(self) -> None:
-        pause = HANDOVER_LOOK_MS / 1000
+        pause = OWNER_LOOK_MS / 1000
         while not self._closing.wait(pause):
             begun = self._clock.monotonic()
             tables = self._tables()
@@ -165,7 +165,7 @@ class HandOver:
                     self._receiver.look(partial(_owned, tables))
             # With thousands of tables a look takes long: then the pauses are longer, too.
             took = self._clock.monotonic() - begun
-            pause = max(HANDOVER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))
+            pause = max(OWNER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))
 
 
 def _owned(tables: Sequence[OpenTable]) -> list[Owned]:

@@ -1,4 +1,11 @@
-"""A table of an open store."""
+"""A table of an open store.
+
+* Each call asks the catalog for the definition, and works with that one to its end; a copy by
+  :meth:`Table.with_fixed_columns` keeps the one it was made with.
+* What is wrong with a batch is found before any bucket is asked for it. Then each bucket writes its part or refuses it
+  for itself, and the error lists ``buckets_written``.
+* There is no lock here: buckets take turns, and what is open of a table is replaced as a whole (``use``).
+"""
 
 from __future__ import annotations
 

@@ -13,23 +13,17 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-_UNITS = ("s", "ms", "us", "ns")
-_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
-INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
-FLOATS = [pa.float16(), pa.float32(), pa.float64()]
-PLAIN_TYPES = [
-    *(*INTEGERS, *FLOATS, pa.bool_(), pa.string(), pa.binary()),
-    *(pa.date32(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-    *(pa.timestamp(unit, zone) for unit in _UNITS for zone in (None, "UTC")),
-    *(pa.duration(unit) for unit in _UNITS),
-]
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.numbers import FLOATS as FLOAT_TYPES, INTEGERS as INTEGER_TYPES, UNSIGNED as UNSIGNED_TYPES
+from logformat.rows.types.registry import FLAT_TYPES, carrier_of, column_type
+
+_DAY_MS = 86_400_000
+INTEGERS = [*INTEGER_TYPES.plain, *UNSIGNED_TYPES.plain]
+FLOATS = list(FLOAT_TYPES.plain)
+PLAIN_TYPES = [kind for each in FLAT_TYPES for kind in each.plain]
 """Stored types without parameters and children."""
-SCALAR_TYPES = [
-    *PLAIN_TYPES,
-    *(pa.binary(1), pa.binary(7), pa.binary(16), pa.binary(20)),
-    *(pa.decimal128(1), pa.decimal128(5, 2), pa.decimal128(18, 18), pa.decimal128(20, -3), pa.decimal128(38, 10)),
-]
-KEY_TYPES = [kind for kind in SCALAR_TYPES if kind not in FLOATS]
+SCALAR_TYPES = [*PLAIN_TYPES, *(kind for each in FLAT_TYPES for kind in each.examples)]
+KEY_TYPES = [kind for kind in SCALAR_TYPES if column_type(kind).can_be_key]
 _FOREIGN_TYPES = [
     *(pa.large_string(), pa.string_view(), pa.large_binary(), pa.binary_view(), pa.date64()),
     *(pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns", "+05:30"), pa.decimal32(7, 2), pa.decimal64(16, 3)),
@@ -207,15 +201,13 @@ def _lists(draw: st.DrawFn, kind: pa.DataType, size: int) -> pa.Array:
 def _values(kind: pa.DataType) -> st.SearchStrategy[bytes]:
     """Bytes of one value of a fixed width."""
     width = kind.bit_width // 8
-    if pa.types.is_decimal(kind):
-        limit = 10**kind.precision - 1
-        return _near(-limit, limit).map(lambda value: value.to_bytes(width, "little", signed=True))
-    if pa.types.is_fixed_size_binary(kind):
-        return st.sampled_from([bytes(width), b"\xff" * width]) | st.binary(min_size=width, max_size=width)
-    if pa.types.is_time(kind):
-        return _near(0, _DAY[kind.unit] - 1).map(lambda value: value.to_bytes(width, "little"))
     if pa.types.is_date64(kind):
-        return _near(-(2**31), 2**31 - 1).map(lambda day: (day * _DAY["ms"]).to_bytes(width, "little", signed=True))
+        return _near(-(2**31), 2**31 - 1).map(lambda day: (day * _DAY_MS).to_bytes(width, "little", signed=True))
+    known = carrier_of(kind)
+    if known is None or known.layout is Layout.OPAQUE:
+        return st.sampled_from([bytes(width), b"\xff" * width]) | st.binary(min_size=width, max_size=width)
+    if (limits := known.numbers(kind)) is not None:
+        return _near(*limits).map(lambda value: value.to_bytes(width, "little", signed=True))
     # Of floats any bits, so also every NaN.
     return _near(0, 2**kind.bit_width - 1).map(lambda value: value.to_bytes(width, "little"))
 

@@ -105,8 +105,8 @@ class FewRecordsEncoder:
         if any(nulls):
             for place, bits in zip(self._validity_at, nulls, strict=True):
                 parts[place] = ((1 << count) - 1 ^ bits).to_bytes(bitmap_bytes, "little") if bits else b""
-        head, gaps = self._head(count, nulls, tuple(map(len, parts)))
-        return b"".join([head, *chain.from_iterable(zip(parts, gaps, strict=True))])
+        head, paddings = self._head(count, nulls, tuple(map(len, parts)))
+        return b"".join([head, *chain.from_iterable(zip(parts, paddings, strict=True))])
 
     def _filled(self, count: int, nulls: Sequence[int], sizes: Sequence[int]) -> tuple[bytes, list[bytes]]:
         """The metadata of a message, and the bytes after each of its buffers.

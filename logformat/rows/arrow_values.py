@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logformat.errors import SchemaMismatch
-from logformat.rows.schema import is_list_like, normalise_type
+from logformat.rows.schema import normalise_type
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import LISTS, carrier_of
 
 
 def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
@@ -35,7 +37,7 @@ def as_type(column: pa.Array, stored: pa.DataType) -> pa.Array:
         # Dictionary values that no row uses may not fit, so take the rows first; pyarrow can't do that with views.
         values = as_type(column.dictionary, normalise_type(given.value_type))
         return as_type(values.take(column.indices), stored)
-    if is_list_like(given) and types.is_list(stored):
+    if carrier_of(given) is LISTS and types.is_list(stored):
         lengths = pc.if_else(column.is_valid(), pc.list_value_length(column), 0)
         return list_of(lengths, column.is_null(), as_type(column.flatten(), stored.value_type), stored)
     if types.is_map(given) and types.is_map(stored):
@@ -153,23 +155,8 @@ def _of_one_kind(given: pa.DataType, stored: pa.DataType) -> bool:
         return bool(given.scale == 0)
     if types.is_timestamp(stored):
         return bool(types.is_timestamp(given) and (given.tz is None) == (stored.tz is None))
-    return any(is_one(given) and is_one(stored) for is_one in _KINDS)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    types = pa.types
-    fixed = types.is_fixed_size_binary(kind) and not types.is_decimal(kind)
-    return bool(fixed or types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
-
-
-_KINDS = (
-    *(_is_text, _is_binary, pa.types.is_integer, pa.types.is_decimal),
-    *(pa.types.is_date, pa.types.is_time, pa.types.is_duration),
-)
+    one, other = carrier_of(given), carrier_of(stored)
+    return one is not None and other is not None and one.python is other.python and one.layout is not Layout.NESTED
 
 
 def _as_narrower(column: pa.Array, stored: pa.DataType) -> pa.Array:

@@ -16,6 +16,8 @@ from logformat import binary_column as binary_column
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.errors import CorruptData, KeyTooLarge
 from logformat.rows.schema import fixed_width, is_variable
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import layout_of
 
 KEY_BYTES_MAX = 511
 """LMDB's limit."""
@@ -134,16 +136,17 @@ def _encode_fixed(column: pa.Array) -> np.ndarray:
     """Encode values as rows of a uint8 matrix."""
     kind, rows = column.type, len(column)
     width = fixed_width(kind)
-    if pa.types.is_boolean(kind):
+    layout = layout_of(kind)
+    if layout is Layout.FLAG:
         flags: np.ndarray = column.cast(pa.uint8()).to_numpy(zero_copy_only=False)
         return flags.reshape(rows, 1)
     if not rows:
         return np.zeros((0, width), np.uint8)
     stored = np.frombuffer(column.buffers()[1], np.uint8, rows * width, column.offset * width).reshape(rows, width)
-    if _is_opaque(kind):
+    if layout is Layout.OPAQUE:
         return stored
     big_endian = stored[:, ::-1]
-    if _is_signed(kind):
+    if layout is Layout.SIGNED:
         big_endian = big_endian.copy()
         big_endian[:, 0] ^= _SIGN
     return big_endian
@@ -159,25 +162,16 @@ def _decode_variable(codes: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 
 def _decode_fixed(codes: np.ndarray, kind: pa.DataType) -> pa.Array:
     """Decode a uint8 matrix to a column."""
-    rows, width = codes.shape
-    if pa.types.is_boolean(kind):
+    (rows, width), layout = codes.shape, layout_of(kind)
+    if layout is Layout.FLAG:
         return pa.array(codes[:, 0] != 0)
-    if _is_opaque(kind):
+    if layout is Layout.OPAQUE:
         stored = np.ascontiguousarray(codes)
     elif width <= WORD:
         stored = codes.view(f">u{width}").astype(f"<u{width}")
-        if _is_signed(kind):
+        if layout is Layout.SIGNED:
             stored ^= stored.dtype.type(_SIGN << 8 * (width - 1))
     else:
         stored = codes[:, ::-1].copy()
         stored[:, -1] ^= _SIGN
     return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(stored)])
-
-
-def _is_opaque(kind: pa.DataType) -> bool:
-    """Whether values are stored as bytes already in key order."""
-    return bool(pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind))
-
-
-def _is_signed(kind: pa.DataType) -> bool:
-    return not (pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind))

@@ -1,31 +1,29 @@
 """Conversion of Python values to columns of a stored type.
 
-Each type takes values of a few Python types (``_TAKEN``), members of enumerations whose values are of these, numpy's
-scalars of the same kind, and Arrow's scalars of what fits as Arrow data. Text and bytes take UUIDs, too. pyarrow is
-asked only for what it does exactly: where it would round, cut or guess, the values become a column of a finer type
-first.
+Each type takes values of a few Python types (``ColumnType.taken``), members of enumerations whose values are of these,
+numpy's scalars of the same kind, and Arrow's scalars of what fits as Arrow data. Text and bytes take UUIDs, too.
+pyarrow is asked only for what it does exactly: where it would round, cut or guess, the values become a column of a
+finer type first.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 from enum import Enum
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logformat.errors import SchemaMismatch
 from logformat.rows.arrow_values import as_type, list_of, map_of, struct_of
 from logformat.rows.given import row_of
-
-Kinds = tuple[type, ...]
+from logformat.rows.types.column_type import ColumnType
+from logformat.rows.types.numbers import BOOLEANS, FLOATS, INTEGERS, UNSIGNED
+from logformat.rows.types.registry import LISTS, MAPS, STRUCTS, column_type
+from logformat.rows.types.texts import BYTES, TEXTS
 
 MISFITS = (
     *(ArithmeticError, BufferError, LookupError, NotImplementedError, TypeError, ValueError),
@@ -49,13 +47,12 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
     if pa.types.is_struct(stored) and not all(issubclass(kind, Mapping) for kind in kinds):
         values = list(map(row_of, values))
         kinds = set(map(type, values)) - {type(None)}
-    for is_one, taken, but, build in _TAKEN:
-        if is_one(stored):
-            if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
-                values = [_standing_for(value, taken) for value in values]
-                kinds = set(map(type, values)) - {type(None)}
-            return build(values, stored, _checked(kinds, taken, but))
-    raise SchemaMismatch("A column of this type can't be made of Python values.")
+    known = column_type(stored)
+    taken, but, build = known.taken, known.but, _NESTED.get(known) or known.column_of
+    if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
+        values = [_value_stored_for(value, taken) for value in values]
+        kinds = set(map(type, values)) - {type(None)}
+    return as_type(build(values, stored, _checked(kinds, taken, but)), stored)
 
 
 def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch | None:
@@ -67,14 +64,14 @@ def few_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
     try:
         for field in schema:
             kinds, stored = set(map(type, map(itemgetter(field.name), rows))), field.type
-            if not kinds <= _ARROWS_OWN.get(stored, _NOTHING):
+            if not kinds <= _ARROWS_OWN.get(stored.id, _NOTHING):
                 return None
         return pa.RecordBatch.from_arrays(pa.array(rows, _struct_of(schema)).flatten(), schema=schema)
     except MISFITS:
         return None
 
 
-def _standing_for(value: Any, taken: Kinds) -> Any:
+def _value_stored_for(value: Any, taken: tuple[type, ...]) -> Any:
     """The value of a member of an enumeration, and the text or bytes of a UUID, where they are taken."""
     if isinstance(value, Enum) and not isinstance(value, taken):
         value = value.value
@@ -102,70 +99,13 @@ def _column_of_scalars(values: list[Any], stored: pa.DataType) -> pa.Array:
     return column_of([value.as_py() if isinstance(value, pa.Scalar) else value for value in values], stored)
 
 
-def _checked(kinds: set[type], taken: Kinds, but: Kinds = ()) -> set[type]:
+def _checked(kinds: set[type], taken: tuple[type, ...], but: tuple[type, ...] = ()) -> set[type]:
     """Types of values, all of them among those taken."""
     for kind in kinds:
         if not issubclass(kind, taken) or issubclass(kind, but):
             hint = "; text is not parsed: convert it" if kind is str else ""
             raise SchemaMismatch(f"A value has a different type than the column{hint}.", given=kind.__name__)
     return kinds
-
-
-def _plain(values: list[Any], stored: pa.DataType, _: set[type]) -> pa.Array:
-    column = pa.array(values, stored)
-    if isinstance(column, pa.ChunkedArray):
-        raise SchemaMismatch("One batch can't hold more than 2 GiB of a column; write fewer rows at a time.")
-    return column
-
-
-def _decimals(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
-    if any(issubclass(kind, np.integer) for kind in kinds):
-        values = [int(value) if isinstance(value, np.integer) else value for value in values]
-    return pa.array(values, stored)
-
-
-def _floats(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
-    """Convert to floats: a float becomes the nearest finite one of the type; an integer must convert exactly."""
-    whole = any(issubclass(kind, (int, np.integer)) for kind in kinds)
-    wide = pa.array([None if value is None else float(value) for value in values] if whole else values, pa.float64())
-    column = wide if stored == wide.type else wide.cast(stored, safe=False)
-    if column is not wide and not pc.is_inf(column).equals(pc.is_inf(wide)):
-        raise SchemaMismatch("A number is too large for the column.")
-    if whole:
-        for value, found in zip(values, column.to_pylist(), strict=True):
-            if isinstance(value, (int, np.integer)) and int(value) != found:
-                raise SchemaMismatch("No float of the column equals this integer.", value=value)
-    return column
-
-
-def _times(values: list[Any], stored: pa.DataType, kinds: set[type]) -> pa.Array:
-    """Convert times and durations, through a column as fine as the values."""
-    types = pa.types
-    # Subclasses of Python's types, such as pandas', may be finer than these.
-    unit = "us" if kinds <= _EXACT or not any(map(_nanoseconds, values)) else "ns"
-    if kinds and all(issubclass(kind, np.generic) for kind in kinds):
-        fine = None  # numpy's scalars have their own unit
-    elif types.is_duration(stored):
-        fine = pa.duration(unit)
-    elif types.is_time(stored):
-        fine = pa.time64(unit)
-        _check_zones(values, zoned=False)
-    else:
-        fine = pa.timestamp(unit, stored.tz)
-        _check_zones(values, zoned=stored.tz is not None)
-    column = pa.array(values, fine)
-    if column.null_count and column.null_count > values.count(None):
-        raise SchemaMismatch("NaT is not a time; give None for null.")
-    return as_type(column, stored)
-
-
-def _nanoseconds(value: Any) -> Any:
-    return getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
-
-
-def _check_zones(values: list[Any], *, zoned: bool) -> None:
-    if any(value is not None and (getattr(value, "tzinfo", None) is not None) != zoned for value in values):
-        raise SchemaMismatch("Either every time of this column has a time zone or none has; its type decides.")
 
 
 def _lists(values: list[Any], stored: pa.ListType, _: set[type]) -> pa.Array:
@@ -207,47 +147,10 @@ FEW = 8
 """Up to this number of rows, one call for all columns is faster."""
 _NOTHING: frozenset[type] = frozenset()
 _ARROWS_OWN = {
-    pa.bool_(): frozenset((bool, type(None))),
-    pa.string(): frozenset((str, type(None))),
-    pa.binary(): frozenset((bytes, type(None))),
-    pa.float64(): frozenset((float, type(None))),
-    **{
-        integer: frozenset((int, type(None)))
-        for integer in (
-            pa.int8(),
-            pa.int16(),
-            pa.int32(),
-            pa.int64(),
-            pa.uint8(),
-            pa.uint16(),
-            pa.uint32(),
-            pa.uint64(),
-        )
-    },
+    kind.id: frozenset((each.python, type(None)))
+    for each in (BOOLEANS, INTEGERS, UNSIGNED, TEXTS, BYTES, FLOATS)
+    for kind in each.plain
+    if not pa.types.is_floating(kind) or kind == pa.float64()
 }
-"""Types of values that Arrow itself converts exactly or refuses."""
-
-_EXACT = {dt.datetime, dt.time, dt.timedelta}
-_INTEGERS = (int, np.integer)
-_BYTES = (bytes, bytearray, memoryview)
-_LISTS = (Sequence, np.ndarray)
-# bool derives from int, datetime from date, and timedelta64 from numpy's integers.
-_NO_NUMBERS = (bool, np.timedelta64)
-_NO_LISTS = (str, *_BYTES)
-
-_TAKEN: tuple[tuple[Callable[[pa.DataType], bool], Kinds, Kinds, Callable[..., pa.Array]], ...] = (
-    (pa.types.is_integer, _INTEGERS, _NO_NUMBERS, _plain),
-    (pa.types.is_string, (str,), (), _plain),
-    (pa.types.is_floating, (float, np.float16, np.float32, *_INTEGERS), _NO_NUMBERS, _floats),
-    (pa.types.is_boolean, (bool, np.bool_), (), _plain),
-    (pa.types.is_timestamp, (dt.datetime, np.datetime64), (), _times),
-    (pa.types.is_decimal, (Decimal, *_INTEGERS), _NO_NUMBERS, _decimals),
-    (pa.types.is_binary, _BYTES, (), _plain),
-    (pa.types.is_fixed_size_binary, _BYTES, (), _plain),
-    (pa.types.is_date, (dt.date,), (dt.datetime,), _plain),
-    (pa.types.is_time, (dt.time,), (), _times),
-    (pa.types.is_duration, (dt.timedelta, np.timedelta64), (), _times),
-    (pa.types.is_struct, (Mapping,), (), _structs),
-    (pa.types.is_map, (Mapping, *_LISTS), _NO_LISTS, _maps),
-    (pa.types.is_list, _LISTS, _NO_LISTS, _lists),
-)
+"""Types of values that Arrow itself converts exactly or refuses, by the id of the column's type."""
+_NESTED: dict[ColumnType, Callable[..., pa.Array]] = {LISTS: _lists, MAPS: _maps, STRUCTS: _structs}

@@ -65,7 +65,7 @@ class RecordCodec:
                 fixed[self._names[i]] = _encode_fixed(column)
         return fixed, variable
 
-    def encode_octets(self, columns: Sequence[pa.Array]) -> BinaryColumn:
+    def encode_whole(self, columns: Sequence[pa.Array]) -> BinaryColumn:
         """Encode whole records, one byte string for each row; there is at least one column."""
         fixed, variable = self.encode(columns, len(columns[0]))
         heads = BinaryColumn.from_matrix(fixed.view(np.uint8).reshape(len(fixed), self.dtype.itemsize))
@@ -166,7 +166,7 @@ def _encode_variable(column: pa.Array) -> BinaryColumn:
     kind = column.type
     if pa.types.is_struct(kind):
         inner = [kind.field(i).type for i in range(kind.num_fields)]
-        encoded = RecordCodec(inner).encode_octets(column.flatten())
+        encoded = RecordCodec(inner).encode_whole(column.flatten())
     elif pa.types.is_map(kind):
         encoded = _encode_list(entries_of(column))
     elif pa.types.is_list(kind):
@@ -208,7 +208,7 @@ def _decode_variable(
 def _encode_list(column: pa.ListArray) -> BinaryColumn:
     counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     bounds = np.concatenate([[0], np.cumsum(counts)])
-    elements = RecordCodec([column.type.value_type]).encode_octets([column.flatten()])
+    elements = RecordCodec([column.type.value_type]).encode_whole([column.flatten()])
     ends = (elements.offsets[1:] - np.repeat(elements.offsets[bounds[:-1]], counts)).astype(_LENGTH)
     parts = (
         BinaryColumn.from_matrix(counts.astype(_LENGTH).view(np.uint8).reshape(-1, 4)),

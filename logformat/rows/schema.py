@@ -1,7 +1,7 @@
 """Types of a table's columns, normalisation of given types, and the JSON form of a schema.
 
-* A stored schema has only the types of ``PLAIN_TYPES`` and lists, maps and structs of them: other types that carry the
-  same values (dictionary, large, view …) are normalised to these, all others are refused by name.
+* A stored schema has only types of :mod:`logformat.rows.types.registry`: other types that carry the same values
+  (dictionary, large, view …) are normalised to these, all others are refused by name.
 * Key columns are never null. Timestamps with a time zone are UTC.
 * A dropped column keeps its place, under a name that no user can give.
 """
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from logformat.errors import InvalidRequest, UnsupportedVersion
+from logformat.rows.types.registry import FLAT_TYPES, LISTS, MAPS, STRUCTS, VARIABLE_IDS, carrier_of, column_type
 
 COLUMNS_MAX = 4096
 NAME_BYTES_MAX = 255
@@ -27,18 +28,9 @@ RESERVED_NAMES = frozenset(
     )
 )
 
-PLAIN_TYPES = {
-    str(plain): plain
-    for plain in [
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.date32()),
-        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-        *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
-        *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
-        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
-    ]
-}
-"""Stored types that are neither lists, maps nor structs, by their names."""
+PLAIN_TYPES = {str(plain): plain for each in FLAT_TYPES for plain in each.plain}
+"""Stored types without parameters and children, by their names."""
+_WITH_PARAMETERS = {each.name: each for each in FLAT_TYPES if each.name}
 
 DICT_KEY = "dict_key"
 """Name of the keys' field of a map that was declared as a ``dict`` of Python, which reads give back as a dict."""
@@ -78,7 +70,7 @@ def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
     for field in schema:
         stored = pa.field(field.name, normalise_type(field.type, field.name), field.nullable)
         if field.name in primary_key:
-            if pa.types.is_floating(stored.type) or pa.types.is_nested(stored.type):
+            if not column_type(stored.type).can_be_key:
                 raise InvalidRequest(
                     "A key column can't be a float, list, map or struct; key by another column.",
                     column=field.name,
@@ -95,48 +87,23 @@ def normalise_type(given: pa.DataType, column: str = "", depth: int = 0) -> pa.D
     Raises:
         InvalidRequest: No stored type does.
     """
-    types = pa.types
     if depth > NESTING_MAX:
         raise InvalidRequest(f"Types can nest at most {NESTING_MAX} deep.", column=column)
-    if str(given) in PLAIN_TYPES:
-        return given
-    if types.is_dictionary(given):
+    if pa.types.is_dictionary(given):
         return normalise_type(given.value_type, column, depth)
-    if types.is_large_string(given) or types.is_string_view(given):
-        return pa.string()
-    if types.is_large_binary(given) or types.is_binary_view(given):
-        return pa.binary()
-    if types.is_fixed_size_binary(given) and given.byte_width > 0:
-        return given
-    if types.is_date64(given):
-        return pa.date32()
-    if types.is_timestamp(given):
-        return pa.timestamp(given.unit, "UTC")
-    if types.is_decimal32(given) or types.is_decimal64(given) or types.is_decimal128(given):
-        return pa.decimal128(given.precision, given.scale)
-    if types.is_map(given):
+    carrier = carrier_of(given)
+    if carrier is MAPS:
         return pa.map_(
             _normalise_field(given.key_field, column, depth), _normalise_field(given.item_field, column, depth)
         )
-    if is_list_like(given):
+    if carrier is LISTS:
         return pa.list_(_normalise_field(given.value_field, column, depth))
-    if types.is_struct(given):
-        inner = [given.field(i) for i in range(given.num_fields)]
-        if inner and len({field.name for field in inner}) == len(inner):
-            return pa.struct([_normalise_field(field, column, depth) for field in inner])
+    if carrier is STRUCTS:
+        if given.fields and len(set(given.names)) == len(given.names):
+            return pa.struct([_normalise_field(field, column, depth) for field in given.fields])
+    elif carrier is not None and (stored := carrier.stored_as(given)) is not None:
+        return stored
     raise InvalidRequest("A table can't store this type; docs/types.md lists the types.", column=column, type=given)
-
-
-def is_list_like(given: pa.DataType) -> bool:
-    """Whether the type is one of Arrow's list types; a map is not."""
-    types = pa.types
-    return bool(
-        types.is_list(given)
-        or types.is_large_list(given)
-        or types.is_fixed_size_list(given)
-        or types.is_list_view(given)
-        or types.is_large_list_view(given)
-    )
 
 
 def dict_of(key: pa.DataType, value: pa.Field) -> pa.MapType:
@@ -151,7 +118,7 @@ def is_dict(kind: pa.DataType) -> bool:
 
 def is_variable(stored: pa.DataType) -> bool:
     """Whether values of a stored type differ in length."""
-    return bool(pa.types.is_string(stored) or pa.types.is_binary(stored) or pa.types.is_nested(stored))
+    return stored.id in VARIABLE_IDS
 
 
 def fixed_width(stored: pa.DataType) -> int:
@@ -229,18 +196,14 @@ def _field_to_json(field: pa.Field) -> dict[str, Any]:
 
 
 def _type_to_json(stored: pa.DataType) -> str | dict[str, Any]:
-    types = pa.types
-    if str(stored) in PLAIN_TYPES:
-        return str(stored)
-    if types.is_fixed_size_binary(stored):
-        return {"fixed_size_binary": stored.byte_width}
-    if types.is_decimal128(stored):
-        return {"decimal128": [stored.precision, stored.scale]}
-    if types.is_map(stored):
+    kind = column_type(stored)
+    if kind is MAPS:
         return {"map": [_field_to_json(stored.key_field), _field_to_json(stored.item_field)]}
-    if types.is_list(stored):
+    if kind is LISTS:
         return {"list": _field_to_json(stored.value_field)}
-    return {"struct": [_field_to_json(stored.field(i)) for i in range(stored.num_fields)]}
+    if kind is STRUCTS:
+        return {"struct": list(map(_field_to_json, stored.fields))}
+    return {kind.name: kind.parameters(stored)} if kind.name else str(stored)
 
 
 def _field_from_json(column: Any, depth: int) -> pa.Field:
@@ -254,16 +217,16 @@ def _type_from_json(written: Any, depth: int) -> pa.DataType:
     match written:
         case str() if written in PLAIN_TYPES:
             return PLAIN_TYPES[written]
-        case {"fixed_size_binary": int(width)} if 0 < width < 2**31:
-            return pa.binary(width)
-        case {"decimal128": [int(precision), int(scale)]} if 0 < precision <= 38 and -(2**31) <= scale < 2**31:
-            return pa.decimal128(precision, scale)
         case {"map": [{"nullable": False} as key, item]}:
             return pa.map_(_field_from_json(key, depth), _field_from_json(item, depth))
         case {"list": item}:
             return pa.list_(_field_from_json(item, depth))
         case {"struct": [*fields]}:
             return pa.struct([_field_from_json(field, depth) for field in fields])
+        case {**parameters} if len(parameters) == 1:
+            ((name, given),) = parameters.items()
+            if name in _WITH_PARAMETERS and (made := _WITH_PARAMETERS[name].made(given)) is not None:
+                return made
     raise UnsupportedVersion(
         "A stored schema has a type unknown to this version; upgrade kvstore.", type=repr(written)[:100]
     )

@@ -73,7 +73,7 @@ def _larger(column: pa.Array, places: np.ndarray) -> _Comparison:
     kind = column.type
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
-    if pa.types.is_decimal(kind):
+    if pa.types.is_decimal128(kind):
         low, high = (half[places] for half in halves_of(column))
         signed = high.view(np.int64)
         return lambda one, other: (

@@ -3,8 +3,8 @@
 ========================== =================================== ============================================
 function                   columns                             result of the stored and the incoming value
 ========================== =================================== ============================================
-sum, product               integers, floats, decimals          their sum or product
-max, min                   those, text, bytes, dates, times    the larger or smaller; if equal, the stored one
+sum, product               integers, floats, decimals (128)    their sum or product
+max, min                   all but booleans and nested ones    the larger or smaller; if equal, the stored one
 last_value                 any                                 the incoming one, even if null
 last_value_ignore_nulls    any                                 the incoming one
 first_value                any                                 the stored one, even if null
@@ -30,30 +30,26 @@ from typing import Any
 import pyarrow as pa
 
 from logformat.errors import InvalidRequest
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import column_type
 from merge_engines.functions.bitmaps import require_pyroaring
 
 types = pa.types
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))
+def _is_summed(kind: pa.DataType) -> bool:
+    return column_type(kind).is_number and not pa.types.is_decimal256(kind)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    return bool(
-        _is_number(kind)
-        or types.is_temporal(kind)
-        or types.is_string(kind)
-        or types.is_binary(kind)
-        or types.is_fixed_size_binary(kind)
-    )
+    return column_type(kind).layout not in (Layout.FLAG, Layout.NESTED)
 
 
 def _is_any(_: pa.DataType) -> bool:
     return True
 
 
-_NUMBERS: tuple[Callable[[pa.DataType], bool], str] = (_is_number, "integers, floats and decimals")
+_NUMBERS: tuple[Callable[[pa.DataType], bool], str] = (_is_summed, "integers, floats and decimals of at most 38 digits")
 _ORDERED = (_is_ordered, "integers, floats, decimals, text, bytes, dates, times and durations")
 _ANY = (_is_any, "any")
 _BOOLEANS = (types.is_boolean, "booleans")

@@ -141,8 +141,7 @@ def test_after_a_group_callers_come_together_again(table: kvstore.Table, disk: D
 
 def test_writes_of_one_thread_take_effect_in_order(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a thread has submitted without waiting comes before the row that it stores next."""
-    engine = table.bucket(0).handle.engine
-    assert engine is not None
+    committer = committer_of(table)
     taken, may_go_on, check = threading.Event(), threading.Event(), Journal.check_leads
 
     def slow(journal: Journal) -> None:
@@ -162,7 +161,7 @@ def test_writes_of_one_thread_take_effect_in_order(table: kvstore.Table, monkeyp
     with ThreadPoolExecutor() as threads:
         written = threads.submit(write)
         try:
-            wait_until(lambda: written.done() or engine.committer.waiting == 2)
+            wait_until(lambda: written.done() or committer.waiting == 2)
         finally:
             may_go_on.set()
         written.result(SECONDS)

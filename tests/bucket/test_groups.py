@@ -23,6 +23,7 @@ from kvstore.request import encoded
 from kvstore.store.store import Store
 from logformat.log.batch import decode_batch
 from tests.support.clocks import SetClock
+from tests.support.committers import committer_of
 from tests.support.examples import slow
 from tests.support.tables import changes_of, rows_of
 from tests.support.waiting import wait_until
@@ -77,10 +78,7 @@ def one_by_one(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> lis
 
 def together(table: kvstore.Table, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
     """All but the first as one group: the first keeps the committer busy."""
-    handle = table.bucket(0).handle
-    handle.write()
-    assert handle.engine is not None
-    committer = handle.engine.committer
+    committer = committer_of(table)
     with committer.turn.taken():
         answers = [submit(table, requests[0])]
         wait_until(lambda: answers[0].done() or (committer.waiting, committer.queued) == (1, 0))

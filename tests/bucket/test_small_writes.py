@@ -24,6 +24,7 @@ from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Reply, answer_of, wait_for
 from kvstore.request import encoded
 from kvstore.testing import strategies
+from tests.support.committers import committer_of
 from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import changes_of, rows_of
 from tests.support.waiting import wait_until
@@ -223,10 +224,7 @@ class TestTheWay:
         self, store: kvstore.Store, small_ones: list[int]
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
-        handle = table.bucket(0).handle
-        handle.write()
-        assert handle.engine is not None
-        committer = handle.engine.committer
+        committer = committer_of(table)
         writes = [lambda: table.upsert([ROW, {**ROW, "k": 2}]), lambda: table.delete(2)]
         with ThreadPoolExecutor() as threads, committer.turn.taken():
             for nth, write in enumerate(writes):
@@ -241,10 +239,7 @@ class TestTheWay:
         self, store: kvstore.Store, small_ones: list[int]
     ) -> None:
         table = store.create_table("t", SCHEMA, "k")
-        handle = table.bucket(0).handle
-        handle.write()
-        assert handle.engine is not None
-        committer = handle.engine.committer
+        committer = committer_of(table)
         with ThreadPoolExecutor() as threads, committer.turn.taken():
             threads.submit(table.upsert, [ROW, {**ROW, "k": 2}])
             wait_until(lambda: committer.waiting > 0)

@@ -111,7 +111,7 @@ def record_seeds() -> list[bytes]:
     made = []
     for number, (schema, rows) in enumerate(zip(SCHEMAS, ROWS, strict=True)):
         columns = pa.RecordBatch.from_pylist(rows, schema).columns
-        encoded: BinaryColumn = RecordCodec([field.type for field in schema]).encode_octets(columns)
+        encoded: BinaryColumn = RecordCodec([field.type for field in schema]).encode_whole(columns)
         made += [bytes([number]) + bytes(each) for each in encoded.to_arrow().to_pylist()]
     return made
 

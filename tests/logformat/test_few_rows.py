@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -152,6 +154,8 @@ SCHEMA = pa.schema(
         *(pa.field("f", pa.float32()), pa.field("d", pa.float64()), pa.field("b", pa.bool_())),
         *(pa.field("y", pa.binary()), pa.field("day", pa.date32()), pa.field("t", pa.timestamp("ms"))),
         *(pa.field("u", pa.timestamp("ns", "UTC")), pa.field("x", pa.binary(2)), pa.field("l", pa.uint64())),
+        *(pa.field("m", pa.decimal128(5, 2)), pa.field("o", pa.time32("ms")), pa.field("w", pa.duration("s"))),
+        pa.field("w2", pa.duration("us")),
     ]
 )
 ROW: dict[str, Any] = {"k": 1, "i": 2}
@@ -167,6 +171,10 @@ class TestPythonRows:
             {"f": float("inf"), "d": float("nan"), "b": False},
             {"day": dt.date(1583, 1, 1), "t": TIME, "u": TIME.replace(tzinfo=dt.UTC)},
             {"day": dt.date(9999, 12, 31), "t": dt.datetime(1, 1, 1), "u": dt.datetime(1677, 9, 22, tzinfo=dt.UTC)},
+            {"x": b"\x00\xff", "m": Decimal("-999.99"), "o": dt.time.max.replace(microsecond=0), "w": -dt.timedelta(9)},
+            {"m": Decimal("1e1"), "w": dt.timedelta(10**6)},
+            {"u": dt.datetime(2020, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))},
+            {"u": dt.datetime(2020, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"), fold=1)},
             {"s": None, "b": None, "t": None, "u": TIME.replace(tzinfo=dt.timezone(dt.timedelta(minutes=330)))},
         ],
     )
@@ -184,7 +192,11 @@ class TestPythonRows:
             *({**ROW, "f": 1e39}, {**ROW, "f": 1}, {**ROW, "d": 1}, {**ROW, "s": b""}, {**ROW, "s": "\ud800"}),
             *({**ROW, "b": 1}, {**ROW, "y": "a"}, {**ROW, "y": bytearray(b"a")}, {**ROW, "l": -1}),
             *({**ROW, "day": TIME}, {**ROW, "t": dt.date(2024, 1, 1)}, {**ROW, "t": TIME.replace(tzinfo=dt.UTC)}),
-            *({**ROW, "t": TIME.replace(microsecond=1)}, {**ROW, "u": TIME}, {**ROW, "x": b"ab"}),
+            *({**ROW, "t": TIME.replace(microsecond=1)}, {**ROW, "u": TIME}, {**ROW, "x": b"a"}),
+            *({**ROW, "m": Decimal("1000")}, {**ROW, "m": Decimal("0.001")}, {**ROW, "m": Decimal("NaN")}),
+            *({**ROW, "o": dt.time(0, 0, 0, 1)}, {**ROW, "o": dt.time(1, tzinfo=dt.UTC)}, {**ROW, "m": 1}),
+            *({**ROW, "w": dt.timedelta(microseconds=1)}, {**ROW, "x": bytearray(b"ab")}),
+            {**ROW, "w2": dt.timedelta(microseconds=-(2**63))},
             {**ROW, "u": dt.datetime(9999, 1, 1, tzinfo=dt.UTC)},
         ],
     )

@@ -16,7 +16,7 @@ from tests.support.processes import ran
 
 
 def records_of(rows: pa.RecordBatch) -> list[bytes]:
-    return RecordCodec(rows.schema.types).encode_octets(rows.columns).to_list()
+    return RecordCodec(rows.schema.types).encode_whole(rows.columns).to_list()
 
 
 def decoded(records: list[bytes], types: list[pa.DataType]) -> list[pa.Array]:
@@ -111,7 +111,7 @@ class TestDamage:
 
             entry = pa.struct([("key", pa.string()), ("value", pa.int8())])
             column = pa.array([[{"key": None, "value": 1}]], pa.list_(entry))
-            records = RecordCodec([column.type]).encode_octets([column])
+            records = RecordCodec([column.type]).encode_whole([column])
             try:
                 RecordCodec([pa.map_(pa.string(), pa.int8())]).decode(
                     records.flat, records.offsets[:-1], records.offsets[1:]

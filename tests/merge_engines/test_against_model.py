@@ -18,7 +18,7 @@ from tests.merge_engines.batches import KEY, Batch, Change, batches, changes_of,
 DECIMALS = [pa.decimal128(3, 1), pa.decimal128(18, 18), pa.decimal128(20, -3), pa.decimal128(38, 10), pa.decimal128(38)]
 NUMBERS = [*INTEGERS, *FLOATS, *DECIMALS]
 TIMES = [kind for kind in SCALAR_TYPES if pa.types.is_temporal(kind)]
-ORDERED = [*NUMBERS, *TIMES, pa.string(), pa.binary(), pa.binary(3)]
+ORDERED = [*NUMBERS, *TIMES, pa.string(), pa.binary(), pa.binary(3), pa.decimal256(50, 2), pa.decimal256(60, -3)]
 ANY = [pa.int64(), pa.bool_(), pa.string(), pa.binary(2), pa.list_(pa.int32()), pa.decimal128(20, 2)]
 FUNCTIONS: list[tuple[Spec, list[pa.DataType]]] = [
     ("sum", NUMBERS),

@@ -17,7 +17,7 @@ from logformat.rows.record import RecordCodec
 
 def stored(rows: pa.Table) -> list[bytes]:
     columns = [pa.concat_arrays([pa.array([], column.type), *column.chunks]) for column in rows.columns]
-    return RecordCodec(rows.schema.types).encode_octets(columns).to_list()
+    return RecordCodec(rows.schema.types).encode_whole(columns).to_list()
 
 
 def restores(store: kvstore.Store, path: Path, batches: list[pa.RecordBatch], key: list[str], buckets: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +243,17 @@ def test_arguments_of_the_wrong_kind_are_refused(files: kvstore.Table) -> None:
         files.to_pandas(limit=-1)
     with pytest.raises(SchemaMismatch):
         files.to_arrow(columns=["other"])
+
+
+def test_polars_lacks_decimals_of_more_than_38_digits(store: kvstore.Store) -> None:
+    kind = pa.decimal256(39, 0)
+    schema = pa.schema([("k", pa.int64()), ("v", kind), ("l", pa.list_(pa.struct([("d", kind)])))])
+    table = store.create_table("t", schema, "k")
+    row = {"k": 1, "v": Decimal(10**39 - 1), "l": [{"d": Decimal(-1)}]}
+    table.upsert(row)
+    assert table.get(1) == row
+    assert table.to_pandas()["v"][0] == row["v"]
+    for column in ("v", "l"):
+        with pytest.raises(UnsupportedOperation, match="38"):
+            table.to_polars(columns=["k", column])
+    assert table.to_polars(columns=["k"]).to_dicts() == [{"k": 1}]

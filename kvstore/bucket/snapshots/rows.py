@@ -26,6 +26,7 @@ from logformat.ids import SchemaId
 from logformat.log.snapshot_manifest import FileSum
 from logformat.rows.rows import schema_ids
 from logformat.rows.schema import is_dropped
+from logformat.rows.types.registry import column_type
 
 SCHEMA_ID = "_schema_id"
 GROUP_ROWS_MAX = 1 << 20
@@ -66,7 +67,7 @@ def _with_leaves(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) 
 def _written_as(kind: pa.DataType) -> pa.DataType:
     types = pa.types
     if types.is_decimal(kind) and not 0 <= kind.scale <= kind.precision:
-        return pa.decimal128(kind.precision, 0)
+        return column_type(kind).made([kind.precision, 0])
     if types.is_timestamp(kind) and kind.unit == "s":
         return pa.int64()
     return pa.int32() if kind == pa.time32("s") else kind

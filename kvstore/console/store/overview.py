@@ -1,4 +1,7 @@
-"""The first page: what needs attention, the tables, and those that read or copy the store."""
+"""The first page: what needs attention, the tables, and those that read or copy the store.
+
+* What can't be read, such as the jobs, is an error in its place; the rest is shown.
+"""
 
 from __future__ import annotations
 

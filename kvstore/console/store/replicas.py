@@ -1,4 +1,7 @@
-"""Replicas: what was shipped to each, the findings of its last check, and the objects of a stream."""
+"""Replicas: what was shipped to each, the findings of its last check, and the objects of a stream.
+
+* What can't be reached, such as a replica's objects, is an error in its place; the rest is shown.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rows of a table: a page of one bucket in key order, as they are or as they were, or the row of a key."""
+"""Rows of a table: a page of one bucket in key order, as they are or as they were, or the row of a key.
+
+* A page reads at most ``ROWS_READ`` rows or ``BYTES_READ`` for a condition, and ``PAST_BYTES_MAX`` of a log for an
+  earlier state; then it says where to go on.
+"""
 
 from __future__ import annotations
 

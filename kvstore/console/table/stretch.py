@@ -1,4 +1,8 @@
-"""A part of a log for a page: its batches and their changes, all of them or those of a kind, a writer or a key."""
+"""A part of a log for a page: its batches and their changes, all of them or those of a kind, a writer or a key.
+
+* The work of a page is limited (``OFFSETS_SHOWN``, ``WORK_MAX``), never its answer: the next page goes on where it
+  ended.
+"""
 
 from __future__ import annotations
 

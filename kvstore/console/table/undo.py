@@ -1,4 +1,7 @@
-"""A preview of an undo: what it would make of the rows, and the commands that save and apply it. It writes nothing."""
+"""A preview of an undo: what it would make of the rows, and the commands that save and apply it. It writes nothing.
+
+* The preview is a patch: what it shows is what the commands would save.
+"""
 
 from __future__ import annotations
 

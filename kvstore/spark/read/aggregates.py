@@ -27,8 +27,8 @@ def aggregates_of(
     """Values of aggregates of a pinned read without filters; None if rows must be read for one of them."""
     if kind in (Kind.BINLOG, Kind.NET) or any(each.inserted_at is not None for each in ranges):
         return None
-    shares = [(table.parts.of_bucket(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
-    return _of_changes(shares, wanted) if kind is Kind.CHANGELOG else _of_rows(table, shares, wanted)
+    splits_read = [(table.parts.of_bucket(each.bucket), Offset(each.start), Offset(each.end)) for each in ranges]
+    return _of_changes(splits_read, wanted) if kind is Kind.CHANGELOG else _of_rows(table, splits_read, wanted)
 
 
 def count_of(table: Table, kind: Kind, ranges: Sequence[ReadRange]) -> int | None:
@@ -40,13 +40,13 @@ def count_of(table: Table, kind: Kind, ranges: Sequence[ReadRange]) -> int | Non
     return found[0]
 
 
-Shares = Iterable[tuple[Splits, Offset, Offset]]
+SplitsRead = Iterable[tuple[Splits, Offset, Offset]]
 
 
-def _of_changes(shares: Shares, wanted: Sequence[Aggregate]) -> list[Value] | None:
+def _of_changes(splits_read: SplitsRead, wanted: Sequence[Aggregate]) -> list[Value] | None:
     if any(name != "count" and column != _OFFSET for name, column in wanted):
         return None
-    found = [splits.change_extent(start, end) for splits, start, end in shares]
+    found = [splits.change_extent(start, end) for splits, start, end in splits_read]
     known: dict[str, Value] = {
         "count": sum(count for count, _, _ in found),
         "min": min((first for _, first, _ in found if first is not None), default=None),
@@ -55,7 +55,7 @@ def _of_changes(shares: Shares, wanted: Sequence[Aggregate]) -> list[Value] | No
     return [known[name] for name, _ in wanted]
 
 
-def _of_rows(table: Table, shares: Shares, wanted: Sequence[Aggregate]) -> list[Value] | None:
+def _of_rows(table: Table, splits_read: SplitsRead, wanted: Sequence[Aggregate]) -> list[Value] | None:
     key = table.primary_key
     assert key is not None
     if any(name != "count" and (column != key[0] or not _has_order(table.schema, key[0])) for name, column in wanted):
@@ -63,12 +63,12 @@ def _of_rows(table: Table, shares: Shares, wanted: Sequence[Aggregate]) -> list[
     known: dict[str, Value] = {}
     for name in {name for name, _ in wanted}:
         if name == "count":
-            counts = [splits.row_count(as_of=end) for splits, _, end in shares]
+            counts = [splits.row_count(as_of=end) for splits, _, end in splits_read]
             if None in counts:
                 return None
             known[name] = sum(count for count in counts if count is not None)
             continue
-        bounds = [splits.first_and_last_keys(as_of=end) for splits, _, end in shares]
+        bounds = [splits.first_and_last_keys(as_of=end) for splits, _, end in splits_read]
         values: list[Value] = []
         for rows in bounds:
             if rows is None:

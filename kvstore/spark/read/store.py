@@ -1,4 +1,8 @@
-"""Reads of a table of a store on this machine: offsets are pinned, and every process opens the store by itself."""
+"""Reads of a table of a store on this machine: offsets are pinned, and every process opens the store by itself.
+
+* A task reads exactly the pinned offsets, so it gives the same rows however often Spark starts it.
+* The log is kept for a query by a lease, and for a stream by its consumer, if it has one.
+"""
 
 from __future__ import annotations
 
@@ -162,8 +166,8 @@ class StoreReads:
 
     def change_bytes(self, ranges: Sequence[ReadRange]) -> int:
         """Approximate bytes of the log in ranges."""
-        shares = ((self._table.parts.of_bucket(each.bucket), each) for each in ranges)
-        return sum(share.change_bytes(Offset(each.start), Offset(each.end)) for share, each in shares)
+        there = ((self._table.parts.of_bucket(each.bucket), each) for each in ranges)
+        return sum(splits.change_bytes(Offset(each.start), Offset(each.end)) for splits, each in there)
 
     def parts(self, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
         """Parts of a range that may have rows that pass a filter; cut by keys, or between commits."""

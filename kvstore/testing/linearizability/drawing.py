@@ -9,7 +9,7 @@ from typing import Any
 from kvstore.testing.linearizability.operations import Record
 
 _VALUE_LETTERS_MAX = 60
-_LANE, _STEP, _LEFT, _HEIGHT = 46, 110, 20, 22
+_ROW, _STEP, _LEFT, _HEIGHT = 46, 110, 20, 22
 
 _STYLE = """
 body { font: 14px/1.5 system-ui, sans-serif; margin: 2em; color: #1d2430; background: #fff }
@@ -98,7 +98,7 @@ def _html_table(records: Sequence[Record]) -> str:
 
 
 def _drawing(records: Sequence[Record]) -> str:
-    """A lane for each process, and a bar for each operation; distances show the order and not the times."""
+    """A row for each process, and a bar for each operation; distances show the order and not the times."""
     processes = list(dict.fromkeys(record["process"] for record in records))
     names = {process: _name(process) for process in processes}
     left = _LEFT + 9 * max(map(len, names.values()))
@@ -113,12 +113,12 @@ def _drawing(records: Sequence[Record]) -> str:
             first, invocation = opened.pop(record["process"])
             bars.append((first, place, invocation, record))
     bars += [(first, None, invocation, None) for first, invocation in opened.values()]
-    for lane, process in enumerate(processes):
-        y = _LANE * lane + 30
+    for row, process in enumerate(processes):
+        y = _ROW * row + 30
         shapes.append(f'<text x="0" y="{y + 15}">{escape(names[process])}</text>')
         shapes.append(f'<line x1="{left}" x2="{right}" y1="{y + 11}" y2="{y + 11}" stroke="#dde"/>')
     for first, last, invocation, end in bars:
-        y = _LANE * processes.index(invocation["process"]) + 30
+        y = _ROW * processes.index(invocation["process"]) + 30
         is_violated = last == len(records) - 1
         is_known = end is not None and end["type"] != "info"
         colour = "#e5534b" if is_violated else "#7aa7e0" if is_known else "#c8ccd4"
@@ -128,5 +128,5 @@ def _drawing(records: Sequence[Record]) -> str:
             f'<rect x="{x}" y="{y}" width="{width}" height="{_HEIGHT}" rx="3" fill="{colour}"><title>{escape(label)}'
             f'</title></rect><text x="{x + 4}" y="{y - 4}">{escape(label)}</text>'
         )
-    height = _LANE * len(processes) + 30
+    height = _ROW * len(processes) + 30
     return f'<svg width="{right + 10}" height="{height}" role="img">{"".join(shapes)}</svg>'

@@ -10,7 +10,6 @@ every type.
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -23,8 +22,10 @@ from logformat.binary_column import WORD
 from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
+from logformat.rows.few.cells import MISFITS, code_of, conversion_of
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
-from logformat.rows.schema import fixed_width
+from logformat.rows.schema import fixed_width, is_variable
+from logformat.rows.types.registry import column_type
 
 Cells = tuple[bytes, ...]
 Hash = Callable[[bytes, int, bytes, int], int]
@@ -34,11 +35,7 @@ Columns = tuple[Sequence[Sequence[bytes]], tuple[int, ...]]
 _HEAD = struct.Struct("<IH")
 _LENGTH_FORM = "I"
 _LENGTH = struct.Struct(f"<{_LENGTH_FORM}")
-_SIGN = 0x80
 _PADDINGS = [bytes(-length % WORD) for length in range(WORD)]
-_EPOCH = dt.datetime(1970, 1, 1)
-_EPOCH_UTC = _EPOCH.replace(tzinfo=dt.UTC)
-_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class Operation(NamedTuple):
@@ -137,7 +134,7 @@ class FewRowsCodec:
                     cells.append(column.zero)
                 else:
                     return None
-        except _MISFITS:
+        except MISFITS:
             return None
         return self._upsert(cells, nulls)
 
@@ -150,7 +147,7 @@ class FewRowsCodec:
             return None
         try:
             return self._delete([column.cell_of(value) for column, value in zip(self._key, values, strict=True)])
-        except _MISFITS:
+        except MISFITS:
             return None
 
     def operations(self, rows: pa.RecordBatch, is_delete: pa.BooleanArray) -> list[Operation] | None:
@@ -301,9 +298,6 @@ class FewRowsCodec:
         return code if len(code) <= KEY_BYTES_MAX else None
 
 
-_MISFITS = (KeyError, OverflowError, UnicodeEncodeError, struct.error, TypeError)
-
-
 class _Column:
     """One column.
 
@@ -311,17 +305,16 @@ class _Column:
         name, type, nullable: Of the column.
         width: Bytes of a cell; 0 if cells differ in length.
         zero: The cell of a null.
-        kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``_MISFITS`` if one does not fit.
+        kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``MISFITS`` if one does not fit.
         code_of: Encodes a cell as a part of a key.
     """
 
     def __init__(self, field: pa.Field) -> None:
         self.name, self.type, self.nullable = field.name, field.type, field.nullable
-        is_text = pa.types.is_string(self.type) or pa.types.is_binary(self.type)
-        self.width = 0 if is_text else fixed_width(self.type)
+        self.width = 0 if is_variable(self.type) else fixed_width(self.type)
         self.zero = bytes(self.width)
-        self.kind, self.cell_of = _conversion(self.type)
-        self.code_of = _code_of(self.type)
+        self.kind, self.cell_of = conversion_of(self.type)
+        self.code_of = code_of(self.type)
 
 
 def _cells_of(column: pa.Array, about: _Column) -> tuple[list[bytes], int]:
@@ -354,87 +347,11 @@ def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     return lambda row: (row[name],)
 
 
-_PACKED = {
-    pa.int8(): (int, "<b"),
-    pa.int16(): (int, "<h"),
-    pa.int32(): (int, "<i"),
-    pa.int64(): (int, "<q"),
-    pa.uint8(): (int, "<B"),
-    pa.uint16(): (int, "<H"),
-    pa.uint32(): (int, "<I"),
-    pa.uint64(): (int, "<Q"),
-    pa.float32(): (float, "<f"),
-    pa.float64(): (float, "<d"),
-    pa.bool_(): (bool, "<?"),
-}
-"""Types that ``struct`` packs, with the type of their values in Python."""
-
-
-def _conversion(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
-    """The type of Python values that become cells of a stored type directly, and the function that does it."""
-    if stored in _PACKED:
-        kind, form = _PACKED[stored]
-        return kind, struct.Struct(form).pack
-    if pa.types.is_string(stored):
-        return str, str.encode
-    if pa.types.is_binary(stored):
-        return bytes, bytes
-    if pa.types.is_date32(stored):
-        return dt.date, _days
-    if pa.types.is_timestamp(stored):
-        return dt.datetime, _Time(_EPOCH if stored.tz is None else _EPOCH_UTC, _UNITS[stored.unit])
-    return None, _nothing
-
-
 def _form_of(stored: pa.DataType) -> str | None:
     """The character of ``struct`` for a type; None if there is none."""
-    return _PACKED[stored][1][1:] if stored in _PACKED else None
+    known = column_type(stored)
+    return known.struct_code(stored) if known.packs(stored) else None
 
 
 def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:
     return hasher(code_bytes, value_bytes)(code, value)[0]
-
-
-def _days(value: dt.date) -> bytes:
-    return struct.pack("<i", value.toordinal() - _EPOCH.toordinal())
-
-
-class _Time:
-    """Converts a time to a cell, if nothing is lost."""
-
-    def __init__(self, epoch: dt.datetime, units: int) -> None:
-        self._epoch, self._units = epoch, units
-
-    def __call__(self, value: dt.datetime) -> bytes:
-        step = value - self._epoch  # a TypeError if only one of them has a zone
-        seconds = step.days * 86400 + step.seconds
-        units, rest = divmod(step.microseconds * self._units, 10**6)
-        if rest:
-            raise OverflowError
-        return struct.pack("<q", seconds * self._units + units)
-
-
-def _nothing(_: Any) -> bytes:
-    raise TypeError
-
-
-def _code_of(stored: pa.DataType) -> Callable[[bytes], bytes]:
-    """Encodes a cell as a part of a key; see :mod:`logformat.rows.keys`."""
-    types = pa.types
-    if types.is_string(stored) or types.is_binary(stored):
-        return _text_code
-    if types.is_boolean(stored) or (types.is_fixed_size_binary(stored) and not types.is_decimal(stored)):
-        return bytes
-    return _unsigned_code if types.is_unsigned_integer(stored) else _signed_code
-
-
-def _text_code(cell: bytes) -> bytes:
-    return cell.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
-
-
-def _unsigned_code(cell: bytes) -> bytes:
-    return cell[::-1]
-
-
-def _signed_code(cell: bytes) -> bytes:
-    return bytes((cell[-1] ^ _SIGN,)) + cell[-2::-1]

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from logformat.errors import CorruptData
-from logformat.rows.few.plain_values import struct_code, value_of_number
 from logformat.rows.schema import is_dict, is_variable
+from logformat.rows.types.registry import column_type
 
 _COUNT = struct.Struct("<I")
 _VARIABLE = struct.Struct("<?I")
@@ -30,12 +30,12 @@ class SingleRecord:
 
     def __init__(self, types: Sequence[pa.DataType], head: int = 0) -> None:
         self._valid = bytes((len(types) + 7) // 8)
-        codes = "".join(_COUNT.format[1:] if is_variable(kind) else struct_code(kind) for kind in types)
-        self._fixed = struct.Struct(f"<{head}x{len(self._valid)}s{codes}")
+        codes = [_COUNT.format[1:] if is_variable(kind) else column_type(kind).struct_code(kind) for kind in types]
+        self._fixed = struct.Struct(f"<{head}x{len(self._valid)}s{''.join(codes)}")
         self._size = self._fixed.size
         self._unpack = self._fixed.unpack_from
         self._variable = [(nth, _of_bytes(kind)) for nth, kind in enumerate(types, 1) if is_variable(kind)]
-        others = [(nth, value_of_number(kind)) for nth, kind in enumerate(types, 1) if not is_variable(kind)]
+        others = [(nth, column_type(kind).value_of(kind)) for nth, kind in enumerate(types, 1) if not is_variable(kind)]
         self._converted = [(nth, convert) for nth, convert in others if convert is not None]
 
     def decode(self, record: bytes, first: Any = None) -> list[Any]:
@@ -122,7 +122,8 @@ def _elements(kind: pa.DataType) -> Callable[[bytes], list[Any]]:
             return found
 
         return decode_variable
-    element, convert_one = struct.Struct("<?" + struct_code(kind)), value_of_number(kind)
+    known = column_type(kind)
+    element, convert_one = struct.Struct("<?" + known.struct_code(kind)), known.value_of(kind)
 
     def decode(stored: bytes) -> list[Any]:
         first = _first_element(stored)

@@ -16,10 +16,12 @@ import pyarrow as pa
 from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
-from logformat.rows.few.plain_values import number_of_value, value_of_number
+from logformat.rows.few.cells import MISFITS, code_of, conversion_of
 from logformat.rows.few.single_record import SingleRecord
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width
+from logformat.rows.types.column_type import Layout
+from logformat.rows.types.registry import column_type, layout_of
 
 _HEAD_BYTES = 6
 _UNSIGNED = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -185,10 +187,11 @@ def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
 
         return whole_integer
     if pa.types.is_string(kind):
+        encode = encoder_of(kind)
 
         def whole_text(key: Any) -> bytes | None:
             if type(key) is str:
-                code = _escaped_text(key)
+                code = encode(key)
                 return ROW + code if code is not None and len(code) < KEY_BYTES_MAX else None
             return encoded(key)
 
@@ -198,50 +201,30 @@ def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
 
 def encoder_of(kind: pa.DataType) -> Encode:
     """Encoder of values of a key's column; None is what the general codec has to encode, or to refuse."""
-    types = pa.types
-    if types.is_string(kind):
-        return lambda value: _escaped_text(value) if type(value) is str else None
-    if types.is_binary(kind):
-        return lambda value: _escaped(value) if type(value) is bytes else None
-    width = fixed_width(kind)
-    number_of, bias = number_of_value(kind), _bias(kind)
-    if number_of is None:
-        return lambda value: value if type(value) is bytes and len(value) == width else None
+    python, cell_of = conversion_of(kind)
+    code_of_cell = code_of(kind)
 
-    def encode_number(value: Any) -> bytes | None:
-        number = number_of(value)
+    def encode(value: Any) -> bytes | None:
         try:
-            return None if number is None else (number + bias).to_bytes(width, "big")
-        except OverflowError:
+            return code_of_cell(cell_of(value)) if type(value) is python else None
+        except MISFITS:
             return None
 
-    return encode_number
+    return encode
 
 
 def _bias(kind: pa.DataType) -> int:
     """What is added to a number so that its bytes are in order: it moves the smallest one to 0."""
-    is_unsigned = pa.types.is_unsigned_integer(kind) or pa.types.is_boolean(kind)
-    return 0 if is_unsigned else 1 << 8 * fixed_width(kind) - 1
+    return 0 if layout_of(kind) in (Layout.UNSIGNED, Layout.FLAG) else 1 << 8 * fixed_width(kind) - 1
 
 
 def _as_stored(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """The function from a given value of a key's column to the one that is read again; None if they are the same."""
-    number_of = number_of_value(kind)
-    value_of = None if number_of is None else value_of_number(kind)
+    known = column_type(kind)
+    number_of, value_of = known.number_of(kind), known.value_of(kind)
     if number_of is None or value_of is None:
         return None
-    if not pa.types.is_decimal(kind):
+    if not known.struct_code(kind).endswith("s"):
         return lambda value: value_of(number_of(value))
     width = fixed_width(kind)
     return lambda value: value_of((number_of(value) or 0).to_bytes(width, "little", signed=True))
-
-
-def _escaped_text(text: str) -> bytes | None:
-    try:
-        return _escaped(text.encode())
-    except UnicodeEncodeError:
-        return None
-
-
-def _escaped(value: bytes) -> bytes:
-    return value.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
