@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
 import os
 import re
@@ -348,6 +349,52 @@ def test_the_index_can_be_read_with_the_document(tmp_path: Path) -> None:
             assert (row["checksum"], row["schema_id"]) == (row_hash % 2**32, 1)
             digest, found = (digest + row_hash) % 2**64, found + 1
     assert (state["digest"], state["row_count"], state["applied_offset"]) == (digest, found, 10)
+
+
+def test_entries_can_be_read_with_the_document(tmp_path: Path) -> None:
+    long = "x" * 600
+    rows = [("n1", "a@x", 7), ("n2", None, -1), ("n3", "a@x", None), ("n4", long, 7)]
+    with kvstore.open(tmp_path / "s") as store:
+        columns = {"name": "string", "mail": "string", "age": "int16"}
+        table = store.create_table("t", columns, "name", indexes={"by_mail": ["mail", "age"], "by_age": "age"})
+        table.upsert([dict(zip(columns, row, strict=True)) for row in rows])
+        store.drop_index("t", "by_age")
+        table.upsert([{"name": "n5", "mail": "", "age": 0}])
+        table.delete("n5")
+    pairs = pairs_of(paths.bucket_directory(tmp_path / "s", TableId(1), BucketId(0)) / paths.INDEX)
+    record_kind, entry_kind = (
+        bytes.fromhex(re.findall(r"`(01 8\d)`", key)[0])
+        for key, _ in FORMAT.tables("Index")[0]
+        if "secondary index" in key
+    )
+    (record,) = (key for key in pairs if key.startswith(record_kind))
+    assert record == record_kind + struct.pack(">I", 1)
+    found = read_fields("Record of entries", pairs[record])
+    state = read_fields("State record", pairs[b"\0"])
+    assert (found["index_id"], found["entry_count"], found["applied_offset"]) == (1, 4, state["applied_offset"])
+
+    def code(mail: str | None, age: int | None) -> bytes:
+        mail_code = b"\1" if mail is None else b"\2" + mail.encode() + b"\0"
+        return mail_code + (b"\1" if age is None else b"\2" + struct.pack(">H", age + 2**15))
+
+    expected = {}
+    for name, mail, age in rows:
+        codes, key = code(mail, age), name.encode() + b"\0"
+        if mail == long:
+            short, whole = codes[: kept_bytes("CODE_BYTES_MAX")], b"\2" + key
+            expected[short + hashlib.sha256(codes + whole).digest()[:16]] = b"\xff\xff" + whole
+        else:
+            expected[codes + key] = struct.pack("<H", len(codes))
+    head = entry_kind + struct.pack(">I", 1)
+    assert {key: value for key, value in pairs.items() if key.startswith(entry_kind)} == {
+        head + key: value for key, value in expected.items()
+    }
+
+
+def kept_bytes(name: str) -> int:
+    """A limit in the document."""
+    (value,) = re.findall(rf"\.{name}` \| (\d+) bytes", FORMAT.text)
+    return int(value)
 
 
 def test_the_log_can_be_read_with_the_document(tmp_path: Path) -> None:

@@ -80,12 +80,14 @@ STACK_FRAMES = 150
 class _Flush:
     """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
 
-    ``last`` ends the thread.
+    ``last`` ends the thread. With ``entries``, entries of some rows are made instead for indexes that are new; the
+    answer is of how many.
     """
 
     settle: bool = False
     last: bool = False
-    answer: Future[None] = field(default_factory=Answer)
+    entries: bool = False
+    answer: Future[int] = field(default_factory=Answer)
 
 
 T = TypeVar("T")
@@ -212,6 +214,16 @@ class Committer:
         request = _Flush(settle=True)
         self.submit(request)
         answer_of(request.answer)
+
+    def make_some_entries(self) -> int:
+        """Make entries of some rows for secondary indexes that are new; of how many, 0 once all are made.
+
+        Raises:
+            CorruptData, StoreFull, LogFailed: They can't be made.
+        """
+        request = _Flush(entries=True)
+        self.submit(request)
+        return answer_of(request.answer)
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
@@ -517,14 +529,17 @@ class Committer:
         self._prepared = now
 
     def _make_entries(self) -> None:
-        """Make entries of secondary indexes that were created since, or that the index has lost."""
+        """Make entries of secondary indexes that the next write needs, such as those that the index has lost."""
         if self._path.are_entries_due():
             while not self.memtable.is_merged:
                 self._merge_slice(1.0)
-            try:
-                self._path.make_entries()
-            except lmdb.Error as error:
-                raise write_refusal(error, self._context.place.index) from error
+            self._entries_by(self._path.make_entries)
+
+    def _entries_by(self, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except lmdb.Error as error:
+            raise write_refusal(error, self._context.place.index) from error
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         outcomes = self._applied(group)
@@ -563,6 +578,12 @@ class Committer:
         outcomes = self._attempt(partial(self._apply, ()))
         if isinstance(outcomes, StoreError):
             raise outcomes
+
+    def _made_some(self) -> int:
+        made = self._attempt(partial(self._entries_by, self._path.make_some_entries))
+        if isinstance(made, StoreError):
+            raise made
+        return made
 
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))
@@ -674,18 +695,19 @@ class Committer:
 
     def _answer_flush(self, request: _Flush) -> bool:
         try:
+            made = self._made_some() if request.entries else 0
             if request.settle:
                 self._settle()
             if request.last:
                 self._commit_at_end()
-            else:
+            elif not request.entries:
                 self._commit()
         except StoreError as error:
             if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
             request.answer.set_exception(error)
         else:
-            request.answer.set_result(None)
+            request.answer.set_result(made)
         return not request.last
 
 

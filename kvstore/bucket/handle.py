@@ -185,6 +185,10 @@ class BucketHandle:
         """
         self._writer().committer.settle()
 
+    def make_some_entries(self) -> int:
+        """See :meth:`Committer.make_some_entries`; also for errors."""
+        return self._writer().committer.make_some_entries()
+
     def flush(self) -> None:
         """Merge everything acknowledged into the index."""
         engine = self._engine

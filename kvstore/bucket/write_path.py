@@ -31,7 +31,7 @@ from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
-from kvstore.indexing.entries import TableEntries, are_entries_due, make_entries
+from kvstore.indexing.entries import TableEntries, make_entries, make_some_entries
 from kvstore.indexing.unique import UniqueIndexes
 from kvstore.kernel.writes import Encoded
 from kvstore.log.log import Log
@@ -104,14 +104,20 @@ class WritePath:
         self._writers: WriterStates
         self._stamped: int | None = None
         self.named: TableWriters = NO_WRITERS
-        self.use(definition)
+        self._take_over(definition)
         self._load()
 
     def use(self, definition: TableDefinition) -> None:
         """Take over a newer definition of the table."""
+        former = self._entries
+        self._take_over(definition)
+        self._entries.go_on_from(former)
+
+    def _take_over(self, definition: TableDefinition) -> None:
         self.definition = definition
         self._layout = layout_of(definition)
-        self.memtable.entries = TableEntries.of(definition)
+        self._entries = TableEntries(definition)
+        self.memtable.entries = self._entries if definition.indexes else None
         self._unique = UniqueIndexes.of(definition, self.memtable.index)
         self._has_entries = False
 
@@ -219,7 +225,7 @@ class WritePath:
         """Whether :meth:`make_entries` has to be called before anything else is written."""
         if not self._has_entries:
             with self.memtable.index.view() as view:
-                self._has_entries = not are_entries_due(self.definition, view)
+                self._has_entries = not self._entries.are_due(view)
         return not self._has_entries
 
     def make_entries(self) -> None:
@@ -229,8 +235,12 @@ class WritePath:
             StoreFull, lmdb.Error: See :meth:`Index.commit`.
             CorruptData: A row is damaged.
         """
-        make_entries(self.definition, self.memtable.index, self.grow)
+        make_entries(self._entries, self.memtable.index, self.grow)
         self._has_entries = True
+
+    def make_some_entries(self) -> int:
+        """Make entries of some rows for indexes that are new; of how many, 0 once all are made. Errors are the same."""
+        return make_some_entries(self._entries, self.memtable.index, self.grow)
 
     def roll(self) -> None:
         """Begin a new segment of the log; every applied batch must be appended. See :meth:`Log.roll`."""

@@ -91,7 +91,12 @@ def conditions_of(given: Mapping[str, Any], schema: pa.Schema) -> list[Condition
 
 def matching(rows: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.RecordBatch:
     """The rows for which all conditions are true."""
-    return rows.filter(reduce(pc.and_, (each.of(rows) for each in conditions)))
+    return rows.filter(satisfying(rows, conditions))
+
+
+def satisfying(rows: pa.RecordBatch, conditions: Sequence[Condition]) -> pa.Array:
+    """Whether all conditions are true for each row, bool; null is false."""
+    return reduce(pc.and_, (each.of(rows) for each in conditions))
 
 
 def expression_of(conditions: Sequence[Condition]) -> pc.Expression:

@@ -1,17 +1,19 @@
 """The entries of a table's secondary indexes in one bucket: moved with each merge, made for rows that are there.
 
 * Entries are of the rows that the bucket's index has. They change in the transaction that changes these rows.
-* Entries whose record does not say that they are whole are no use: they are made again before the next write.
+* Entries whose record does not say that they are whole are no use to a search. They are made in the order of the rows'
+  keys, some at a time, and those that are made already are moved meanwhile. Of a new index that is not unique they are
+  made between writes; else before the next write, from the beginning.
 * Only the bucket's writer is here, in its turn (:mod:`kvstore.bucket.turn`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import compress, groupby, islice
 from operator import and_, ne
-from typing import Self
 
 import lmdb
 import numpy as np
@@ -27,7 +29,7 @@ from logformat.checksum import key_sums, mix
 from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, entries_of, index_of
 from logformat.rows.keys import ROW
 
-BUILD_ROWS = 1 << 18
+BUILD_ROWS = 1 << 16
 """Entries of so many rows are made at a time, put in their order, and committed."""
 SCAN_ROWS = 1 << 15
 REMOVED_AT_A_TIME = 1 << 16
@@ -38,18 +40,17 @@ class TableEntries:
 
     Args:
         definition: The table's entry in the catalog; it has a primary key.
+
+    Attributes:
+        made_to: Of each index whose entries are being made, the key from which on no row has one.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition
         self.indexes = definition.indexes
+        self.made_to: dict[int, bytes] = {}
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
-
-    @classmethod
-    def of(cls, definition: TableDefinition) -> Self | None:
-        """Those of a table; None if it has no secondary index."""
-        return cls(definition) if definition.indexes else None
 
     def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         """Change entries with rows, in the open transaction of the index that changes these.
@@ -63,7 +64,10 @@ class TableEntries:
             CorruptData: A row or a record is damaged. The transaction is to be aborted.
         """
         with index.view() as view:
-            counts = {id: record.entry_count for id, record in view.entries_records().items() if view.has_entries(id)}
+            records = view.entries_records()
+            counts = {
+                id: record.entry_count for id, record in records.items() if id in self.made_to or view.has_entries(id)
+            }
             known = [each for each in self.indexes if each.index_id in counts]
             if not known:
                 return
@@ -77,24 +81,43 @@ class TableEntries:
         removed: list[bytes] = []
         added: dict[bytes, bytes] = {}
         for each in known:
-            gone, new = self._changed(each, keys, _Side(there, before), _Side(stays, after))
+            id = each.index_id
+            made_to = self.made_to.get(id)
+            stop = len(keys) if made_to is None else bisect_left(keys, made_to)
+            gone, new = self._changed(each, keys[:stop], _Side(there, before), _Side(stays, after))
             removed += gone
             added |= new
-            count = counts[each.index_id] + len(new) - len(gone)
-            index.note_entries(each.index_id, count, are_whole=True)
+            index.note_entries(id, counts[id] + len(new) - len(gone), are_whole=made_to is None)
         ordered = sorted(added)
         index.move_entries(sorted(removed), ordered, list(map(added.__getitem__, ordered)))
 
     def _changed(
         self, each: SecondaryIndex, keys: Sequence[bytes], old: _Side, new: _Side
     ) -> tuple[list[bytes], dict[bytes, bytes]]:
-        """Keys of the entries that go, and the entries that come."""
+        """Keys of the entries that go, and the entries that come, of the first rows."""
         names = self._names[each.index_id]
-        before, after = old.codes(names), new.codes(names)
+        before, after = old.codes(names)[: len(keys)], new.codes(names)[: len(keys)]
         differs = list(map(ne, before, after))
         removed, _ = entries_of(each.index_id, *_where(map(and_, differs, map(bool, before)), before, keys))
         added = entries_of(each.index_id, *_where(map(and_, differs, map(bool, after)), after, keys))
         return removed, dict(zip(*added, strict=True))
+
+    def go_on_from(self, former: TableEntries | None) -> None:
+        """Take over from the entries as an earlier definition of the table needed them, which has written the rows.
+
+        Entries of new indexes are made from now on, but those of unique ones, which are needed by the next write.
+        """
+        earlier = () if former is None else former.indexes
+        known = {each.index_id for each in earlier}
+        made_to = {} if former is None else former.made_to
+        for each in self.indexes:
+            if each.index_id in made_to or (each.index_id not in known and not each.unique):
+                self.made_to[each.index_id] = made_to.get(each.index_id, ROW)
+
+    def are_due(self, view: View) -> bool:
+        """Whether entries have to be made, or removed, before the table's rows change."""
+        needed = {each.index_id for each in self.indexes} - self.made_to.keys()
+        return view.entries_records().keys() - self.made_to.keys() != needed or not all(map(view.has_entries, needed))
 
     def _rows(self, keys: BinaryColumn, rows: BinaryColumn) -> pa.RecordBatch:
         return layout_of(self.definition).decode_found(keys, rows, self._all_names)[0]
@@ -149,18 +172,7 @@ def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
     return [definition.stored.field(place).name for place in index.columns]
 
 
-def are_entries_due(definition: TableDefinition, view: View) -> bool:
-    """Whether entries have to be made, or removed, before the table's rows change."""
-    wanted = {each.index_id for each in definition.indexes}
-    return view.entries_records().keys() != wanted or not all(map(view.has_entries, wanted))
-
-
-def make_entries(
-    definition: TableDefinition,
-    index: Index,
-    grow: Callable[[], None],
-    progress: Callable[[int], object] = lambda _: None,
-) -> None:
+def make_entries(entries: TableEntries, index: Index, grow: Callable[[], None]) -> None:
     """Make the entries that an index lacks, of all its rows, and remove those of secondary indexes that are dropped.
 
     It takes several commits. If it ends early, the next call removes what is not whole, and begins again.
@@ -168,41 +180,62 @@ def make_entries(
     Args:
         index: Without an open transaction.
         grow: Enlarges its map.
-        progress: Called with the number of rows of each part of which entries were made.
 
     Raises:
         CorruptData: A row is damaged.
         StoreFull, lmdb.Error: See :meth:`Index.commit`.
     """
+    ids = {each.index_id for each in entries.indexes}
     with index.view() as view:
-        state = view.state()
-        wanted = {each.index_id: each for each in definition.indexes}
-        kept = set(filter(view.has_entries, wanted))
-
-    def commit(change: Callable[[], None]) -> None:
-        while True:
-            try:
-                change()
-                index.commit(state)
-                return
-            except lmdb.MapFullError:
-                index.abort()
-                grow()
-            finally:
-                index.abort()  # without effect after the commit
-
+        kept = set(filter(view.has_entries, ids)) | entries.made_to.keys()
     for id in _records(index).keys() - kept:
         while id in _records(index):
-            commit(partial(_remove_some, index, id))
-    made = TableEntries(definition)
-    for id in wanted.keys() - kept:
-        count, start = 0, ROW
-        while start:
-            (keys, values), following = _some(made, index, wanted[id], start)
-            count += len(keys)
-            commit(partial(_put, index, id, keys, values, count, are_whole=not following))
-            progress(len(keys))
-            start = following
+            _commit(index, grow, partial(_remove_some, index, id))
+    missing = dict.fromkeys(ids - kept, ROW)
+    entries.made_to |= missing
+    try:
+        while missing.keys() & entries.made_to.keys():
+            make_some_entries(entries, index, grow)
+    finally:
+        for id in missing:
+            entries.made_to.pop(id, None)
+
+
+def make_some_entries(entries: TableEntries, index: Index, grow: Callable[[], None]) -> int:
+    """Make entries of some rows, in one commit, and return of how many; 0 once all are made.
+
+    Args:
+        index, grow: See :func:`make_entries`, also for errors.
+    """
+    for each in entries.indexes:
+        id = each.index_id
+        if id in entries.made_to:
+            (keys, values), following = _some(entries, index, each, entries.made_to[id])
+            count = _records(index).get(id, 0) + len(keys)
+            _commit(index, grow, partial(_put, index, id, keys, values, count, are_whole=not following))
+            if following:
+                entries.made_to[id] = following
+            else:
+                del entries.made_to[id]
+            if keys:
+                return len(keys)
+    return 0
+
+
+def _commit(index: Index, grow: Callable[[], None], change: Callable[[], None]) -> None:
+    """Commit a change of entries; the state of the index stays."""
+    with index.view() as view:
+        state = view.state()
+    while True:
+        try:
+            change()
+            index.commit(state)
+            return
+        except lmdb.MapFullError:
+            index.abort()
+            grow()
+        finally:
+            index.abort()  # without effect after the commit
 
 
 def _records(index: Index) -> dict[int, int]:

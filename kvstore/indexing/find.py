@@ -13,9 +13,10 @@ from itertools import islice, product
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kvstore.index.index import View
-from kvstore.indexing.conditions import Condition, matching
+from kvstore.indexing.conditions import Condition, matching, satisfying
 from kvstore.indexing.entries import columns_of
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
@@ -159,6 +160,8 @@ def _matching(
     places = np.flatnonzero(rows.lengths > 0)
     if not len(places):
         return []
-    layout = layout_of(definition)
-    found, _ = layout.decode_found(keys.take(places), rows.take(places))
-    return layout.encode_keys(matching(found, conditions)).to_list()
+    there = keys.take(places)
+    names = list(dict.fromkeys(each.column for each in conditions))
+    found, _ = layout_of(definition).decode_found(there, rows.take(places), names)
+    satisfied = pc.fill_null(satisfying(found, conditions), False).to_numpy(zero_copy_only=False)
+    return there.take(np.flatnonzero(satisfied)).to_list()

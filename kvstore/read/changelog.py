@@ -230,8 +230,19 @@ def _changes_in(
     return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
 
 
-def _decoded(found: FoundBatch, definition: TableDefinition, columns: Sequence[str], *, validate: bool) -> LogBatch:
-    """A batch with those of some columns that it has."""
+def _decoded(
+    found: FoundBatch,
+    definition: TableDefinition,
+    columns: Sequence[str],
+    *,
+    validate: bool,
+    more: Sequence[str] = (),
+) -> LogBatch:
+    """A batch with those of some columns that it has.
+
+    Args:
+        more: Columns that it has, too, if they need not be decompressed.
+    """
     header = found.header
     written = definition.schema_of(header.schema_id)
     # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
@@ -239,20 +250,39 @@ def _decoded(found: FoundBatch, definition: TableDefinition, columns: Sequence[s
     its_names = written.names
     known = set(its_names)
     names = [name for name in columns if name in known]
-    return decode_verified(header, data, written, None if names == its_names else names, validate=validate)
+    others = [name for name in more if name in known]
+    wanted = None if names == its_names else names
+    return decode_verified(header, data, written, wanted, validate=validate, more=others)
 
 
 class _Part(NamedTuple):
-    """Consecutive changes of one batch, with the columns that a selection looks at.
+    """Consecutive changes of one batch.
 
     Attributes:
         first: How many of the batch come before them.
+        rows: With the columns that a selection looks at, and perhaps those that are returned.
     """
 
     found: FoundBatch
     first: int
     kinds: np.ndarray
     rows: pa.RecordBatch
+
+
+class _Reading(NamedTuple):
+    """What is read of the batches of a bucket.
+
+    Attributes:
+        schema: Columns of the changes that are returned.
+        looked_at, returned: Columns of the table that the selection looks at, and those that are returned.
+    """
+
+    definition: TableDefinition
+    bucket: BucketId
+    schema: pa.Schema
+    selection: Selection
+    looked_at: pa.Schema
+    returned: pa.Schema
 
 
 def _selected(
@@ -265,20 +295,23 @@ def _selected(
     selection: Selection,
 ) -> Iterator[pa.RecordBatch]:
     looked_at = pa.schema([definition.schema.field(name).with_nullable(True) for name in selection.columns])
+    returned = pa.schema([field for field in schema if field.name not in _CHANGE_NAMES])
+    reading = _Reading(definition, bucket, schema, selection, looked_at, returned)
+    more = [name for name in returned.names if name not in looked_at.names]
     parts: list[_Part] = []
     waiting: list[pa.RecordBatch] = []
     records = rows = 0
 
     def ended() -> None:
         nonlocal records, rows
-        for batch in _chosen(parts, definition, bucket, schema, selection):
+        if parts and (batch := _chosen(parts, reading)) is not None:
             waiting.append(batch)
             rows += batch.num_rows
         parts.clear()
         records = 0
 
     for each in found:
-        part = _part(each, definition, looked_at, start, end)
+        part = _part(each, definition, looked_at.names, more, start, end)
         parts.append(part)
         records += len(part.kinds)
         if records >= READ_ROWS:
@@ -291,43 +324,74 @@ def _selected(
         yield _together(waiting)
 
 
-def _part(found: FoundBatch, definition: TableDefinition, looked_at: pa.Schema, start: Offset, end: Offset) -> _Part:
+def _part(
+    found: FoundBatch,
+    definition: TableDefinition,
+    columns: Sequence[str],
+    more: Sequence[str],
+    start: Offset,
+    end: Offset,
+) -> _Part:
     header = found.header
-    batch = _decoded(found, definition, looked_at.names, validate=False)
+    batch = _decoded(found, definition, columns, validate=False, more=more)
     first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
     if 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
     kinds = batch.change_types[first : max(first, last)]
-    rows = _with_columns(batch.rows.slice(first, len(kinds)), looked_at, len(kinds))
-    return _Part(found, first, kinds, rows)
+    return _Part(found, first, kinds, batch.rows.slice(first, len(kinds)))
 
 
-def _chosen(
-    parts: Sequence[_Part], definition: TableDefinition, bucket: BucketId, schema: pa.Schema, selection: Selection
-) -> Iterator[pa.RecordBatch]:
-    if not parts:
-        return
-    rows = _together([part.rows for part in parts])
-    selected = selection.of(rows, np.concatenate([part.kinds for part in parts]))
-    begin = at = 0
-    for part in parts:
-        begin, before = begin + len(part.kinds), begin
-        until = int(np.searchsorted(selected.places, begin))
-        some, at = slice(at, until), until
-        if some.start == until:
-            continue
-        header = part.found.header
-        places = selected.places[some] - before + part.first
-        offsets = places + selected.offsets[some] + header.base_offset
-        about = About(bucket, offsets, selected.kinds[some], header.commit_timestamp, header.base_offset)
-        batch = _decoded(part.found, definition, schema.names, validate=False)
-        yield _arranged(about, batch.rows.take(pa.array(places)), schema)
+def _chosen(parts: Sequence[_Part], reading: _Reading) -> pa.RecordBatch | None:
+    """The selected changes of some parts; None if there are none."""
+    counts = np.array([len(part.kinds) for part in parts])
+    looked_at = _joined([part.rows for part in parts], reading.looked_at)
+    places, kinds, moved = reading.selection.of(looked_at, np.concatenate([part.kinds for part in parts]))
+    if not len(places):
+        return None
+    ends = np.cumsum(counts)
+    numbers = np.searchsorted(ends, places, side="right")  # of the part of each
+    hit, group = np.unique(numbers, return_inverse=True)
+    hits = [parts[number] for number in hit.tolist()]
+    within = places - (ends - counts)[numbers]
+    about = [(part.found.header.commit_timestamp, part.found.header.base_offset, part.first) for part in hits]
+    timestamps, bases, firsts = (np.array(column)[group] for column in zip(*about, strict=True))
+    rows: list[pa.RecordBatch] = []
+    taken: list[np.ndarray] = []
+    count = 0
+    for part, its in zip(hits, np.split(within, np.flatnonzero(np.diff(group)) + 1), strict=True):
+        all_rows, chosen = _all_columns(part, reading), its
+        if len(part.kinds) >= VIEWED_RECORDS_MIN:  # of smaller ones all are joined first, which is faster
+            all_rows, chosen = all_rows.take(pa.array(its)), np.arange(len(its))
+        rows.append(all_rows)
+        taken.append(chosen + count)
+        count += all_rows.num_rows
+    changes = _joined(rows, reading.returned).take(pa.array(np.concatenate(taken)))
+    return _arranged(
+        About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases), changes, reading.schema
+    )
+
+
+def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
+    known = set(part.rows.schema.names)
+    its_names = reading.definition.schema_of(part.found.header.schema_id).names
+    if all(name in known for name in reading.returned.names if name in its_names):
+        return part.rows
+    return _decoded(part.found, reading.definition, reading.returned.names, validate=False).rows.slice(
+        part.first, len(part.kinds)
+    )
+
+
+def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows with the columns of a schema."""
+    return _together([_with_columns(batch, schema, batch.num_rows) for batch in batches])
 
 
 def _with_columns(rows: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.RecordBatch:
     """The columns of a schema; null where the rows are older than a column."""
-    there = dict(zip(rows.schema.names, rows.columns, strict=True))
-    columns = [there[each.name] if each.name in there else pa.nulls(count, each.type) for each in schema]
+    columns = []
+    for field in schema:
+        place = rows.schema.get_field_index(field.name)
+        columns.append(pa.nulls(count, field.type) if place < 0 else rows.column(place))
     return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else _no_columns(count)
 
 
@@ -337,18 +401,18 @@ def _no_columns(count: int) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Columns of the changes of one batch other than their rows.
+    """Columns of changes other than their rows.
 
     Attributes:
-        timestamp: Commit timestamp, ms.
-        version: The first offset of the batch.
+        timestamp: Commit timestamp, ms; one for all, or for each.
+        version: The first offset of the batch; the same.
     """
 
     bucket: BucketId
     offsets: np.ndarray
     change_types: np.ndarray
-    timestamp: int
-    version: int
+    timestamp: int | np.ndarray
+    version: int | np.ndarray
 
     def column(self, name: str) -> pa.Array:
         """The column of this name of ``CHANGE_FIELDS``."""
@@ -359,7 +423,7 @@ class About:
         same = {"_bucket": self.bucket, "_commit_timestamp": self.timestamp * 1000, "_commit_version": self.version}
         kind = CHANGE_FIELDS.field(name).type
         values, buffer = _memory(len(self.offsets), kind.bit_width // 8)
-        values.fill(same[name])
+        values[:] = same[name]
         return pa.Array.from_buffers(kind, len(self.offsets), [None, buffer])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,8 +16,9 @@ import pyarrow.compute as pc
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import Conflict
 from kvstore.index.index import View
+from kvstore.indexing.asked import Asked
 from kvstore.meta.state import TableDefinition
-from kvstore.read.changelog import inserts_of
+from kvstore.read.changelog import changes_between, inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
 from kvstore.read.scan import KeyRange, bytes_within, rows_as_of, rows_of_keys, scan_schema, split_keys
 from kvstore.request.row_layout import layout_of
@@ -24,6 +26,8 @@ from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
 from logformat.rows import intake
 
+CHANGED_MAX = 1 << 15
+"""If there are more changes since the moment of a read, it is a scan."""
 Read = Callable[[BucketHandle, View], Iterator[pa.RecordBatch]]
 
 
@@ -128,6 +132,30 @@ class Splits:
         with self._handle.snapshot() as view:
             # Earlier keys may lie outside of the current ones.
             return ranges_where(view, self._current(), filter, beyond=view.state().applied_offset != as_of)
+
+    def keys_found(self, filter: pc.Expression | None, *, as_of: int) -> BinaryColumn | None:
+        """Encoded keys of all rows that can pass the filter, as of an offset, sorted; None if no index names a few.
+
+        Raises:
+            OffsetOutOfRange: The log no longer has the changes since then.
+        """
+        definition = self._current()
+        asked = Asked.by(definition, filter, is_part=False)
+        if asked is None:
+            return None
+        with self._handle.latest() as view:
+            latest, now = self._latest().named_as(definition), view.state().applied_offset
+            named = asked.few_named(view, latest) if now - as_of <= CHANGED_MAX else None
+        if named is None or now == as_of:
+            return None if named is None else named.keys
+        # Entries are as of now: of what has changed since, each row may have been one that passes.
+        log, layout = self._handle.log, layout_of(latest)
+        since = changes_between(
+            *(log.batches(Offset(as_of), now), latest, BucketId(0), Offset(as_of), now, layout.key_names),
+            whole_updates=True,
+        )
+        changed = chain.from_iterable(layout.encode_keys(rows).to_list() for rows in since)
+        return BinaryColumn.from_list(sorted({*named.keys.to_list(), *changed}))
 
     def row_bytes(self, ranges: Sequence[KeyRange]) -> int:
         """Approximate bytes of the index in ranges of keys."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import EllipsisType
 
 import pyarrow as pa
 
 from kvstore.arguments import column_names
+from kvstore.errors import StoreError
 from kvstore.store.runtime import StoreRuntime
 from kvstore.store.session import Session
 from kvstore.table.declared_schema import SchemaGiven
@@ -118,9 +120,10 @@ class AlteredTables:
     ) -> None:
         """Create a secondary index, by which :meth:`kvstore.Table.find` finds rows without reading all.
 
-        It is kept with each write from then on. This process becomes the writer of all buckets of the table, and writes
-        wait while the entries of their bucket are made. If that ends early, the next write of the bucket makes them,
-        and until then rows are found by a scan.
+        It is kept with each write from then on. This process becomes the writer of all buckets of the table. Entries of
+        the rows are made some at a time, between other writes; while they are made, rows are found by a scan. Of a
+        unique index writes wait until its entries are made. If the call ends early, such as by Ctrl-C, the index is
+        dropped; if the process is killed, the next write of each bucket makes the entries first.
 
         Args:
             name: Up to 255 bytes of printable text, which no other index of the table has.
@@ -129,7 +132,7 @@ class AlteredTables:
             unique: Whether no two rows may have the same values, unless one is null. A write that would leave two
                 raises UniqueViolation, and nothing of it is written. In a table of several buckets the index has to
                 have all columns of the bucket key.
-            progress: Called with the number of buckets that are done, and of all.
+            progress: Called with the number of rows of which entries are made, and about of all.
 
         Raises:
             NoSuchTable: There is none of that name.
@@ -139,17 +142,23 @@ class AlteredTables:
                 written.
             UnsupportedOperation: It is a log table, or has several buckets and can't have such a unique index.
             StoreLocked: Another process writes the table. Nothing was written.
-            StoreFull, LogFailed: The disk refuses. There may be an index without entries; see above.
-            CorruptData: A row is damaged. The same.
+            StoreFull, LogFailed: The disk refuses. There is no index, unless the disk refuses to drop it, too; then
+                writes make its entries.
+            CorruptData: A row is damaged. There is no index.
         """
         self._session.check_writable()
         definition = self.runtime.definition(table)
         with_index(definition, name, columns, unique)  # what is wrong is found before the buckets are taken
         report = progress if progress is not None else lambda _done, _total: None
-        self.runtime.create_index(definition, lambda now: with_index(now, name, columns, unique), report)
-        if unique and (found := self.runtime.duplicate(definition, name)) is not None:
-            self.drop_index(table, name)
-            raise found
+        self.runtime.begin_index(definition, lambda now: with_index(now, name, columns, unique))
+        try:
+            self.runtime.make_entries(definition, report)
+            if unique and (found := self.runtime.duplicate(definition, name)) is not None:
+                raise found
+        except BaseException:
+            with suppress(StoreError):
+                self.drop_index(table, name)
+            raise
 
     def drop_index(self, table: str, name: str) -> None:
         """Drop a secondary index of a table. Its entries are removed with the next write of each bucket.

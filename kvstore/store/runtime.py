@@ -334,16 +334,8 @@ class StoreRuntime:
         self._directories.create(table, rows, Replaced(replaced.id, turn))
         self._forget(replaced.id, opened)
 
-    def create_index(
-        self,
-        definition: TableDefinition,
-        altered: Callable[[TableDefinition], TableOptions],
-        progress: Callable[[int, int], object],
-    ) -> None:
-        """Change the secondary indexes of a table, and make entries in all buckets.
-
-        Args:
-            progress: Called with the number of buckets that are done, and of all.
+    def begin_index(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
+        """Give a table a new secondary index, as the writer of all buckets; it lacks entries.
 
         Raises:
             UniqueViolation: Two rows have the same values in a new unique index. Nothing was changed.
@@ -360,10 +352,19 @@ class StoreRuntime:
                     if (found := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
                         raise violation(now, index, *found)
         self.alterations.alter(definition, altered)
-        for done, handle in enumerate(handles):
-            progress(done, len(handles))
+
+    def make_entries(self, definition: TableDefinition, progress: Callable[[int, int], object]) -> None:
+        """Make the entries that secondary indexes of a table lack.
+
+        Args:
+            progress: Called with the number of rows of which entries are made, and about of all.
+        """
+        handles, done = self.open_table(definition).handles, 0
+        for handle in handles:
             handle.settle()
-        progress(len(handles), len(handles))
+            while made := handle.make_some_entries():
+                done += made
+                progress(done, max(done, sum(each.state().row_count for each in handles)))
 
     def duplicate(self, definition: TableDefinition, index: str) -> UniqueViolation | None:
         """Two rows of a table that have the same values in an index, as an error; None if there are none."""

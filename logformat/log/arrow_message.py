@@ -37,7 +37,12 @@ def encode(rows: pa.RecordBatch, compression: Compression = None) -> pa.Buffer:
 
 
 def decode(
-    message: memoryview, schema: pa.Schema, columns: Sequence[str] | None = None, *, validate: bool = False
+    message: memoryview,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    *,
+    validate: bool = False,
+    more: Sequence[str] = (),
 ) -> pa.RecordBatch:
     """The record batch of a message whose checksum was verified.
 
@@ -46,6 +51,7 @@ def decode(
         schema: Schema that the message was written with.
         columns: Columns to return, in this order; None for all. Others are not decompressed.
         validate: Also check every offset and every string; needed for bytes that another program may have written.
+        more: Columns to return after these, if they need not be decompressed: then they cost nothing.
 
     Raises:
         CorruptBatch: The bytes are not such a message, or it is too large.
@@ -58,6 +64,7 @@ def decode(
                 rows = reader.read_next_batch()
         else:
             rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+            columns = None if columns is None else [*columns, *more]
         if columns is not None:
             rows = rows.select(columns)
         if validate:

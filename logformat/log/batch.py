@@ -100,6 +100,7 @@ LAYOUTS = (
     ),
 )
 _CRC_POSITION = 16  # in magic 3
+_LAST_CHANGE_TYPE = max(ChangeType)
 
 
 @dataclass(slots=True, kw_only=True)  # frozen would make setting the many fields slow
@@ -150,6 +151,10 @@ class BatchHeader:
     def append_only(self) -> bool:
         """Whether every record is an append."""
         return bool(self.attributes & APPEND_ONLY)
+
+
+_HEADER_NAMES = tuple(BatchHeader.__dataclass_fields__)
+_header_fields = attrgetter(*_HEADER_NAMES)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -250,11 +255,16 @@ def decode_verified(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
+    more: Sequence[str] = (),
 ) -> LogBatch:
-    """Like :func:`decode_batch`, for a batch whose header was decoded and whose checksum was verified."""
+    """Like :func:`decode_batch`, for a batch whose header was decoded and whose checksum was verified.
+
+    Args:
+        more: See :func:`logformat.log.arrow_message.decode`.
+    """
     size = LAYOUTS[header.magic].size
     statistics = bytes(view[size : size + header.statistics_length])
-    change_types, rows = records_of(header, view, schema, columns, validate=validate)
+    change_types, rows = records_of(header, view, schema, columns, validate=validate, more=more)
     return LogBatch(**_header_values(header), change_types=change_types, rows=rows, statistics=statistics)
 
 
@@ -265,6 +275,7 @@ def records_of(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
+    more: Sequence[str] = (),
 ) -> tuple[np.ndarray, pa.RecordBatch]:
     """The change types and the rows of a batch; see :func:`decode_verified`, which takes twice as long for few."""
     count = header.record_count
@@ -276,7 +287,7 @@ def records_of(
             raise CorruptBatch("A batch is shorter than its change types.", base_offset=header.base_offset)
         change_types = np.frombuffer(view, np.uint8, count, place)
         place += count
-        if change_types.max(initial=0) > max(ChangeType):
+        if change_types.max(initial=0) > _LAST_CHANGE_TYPE:
             raise CorruptBatch("A batch holds an unknown change type.", base_offset=header.base_offset)
     if not count:
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
@@ -285,7 +296,7 @@ def records_of(
         start = header.records_position if header.magic == MAGIC else place
         if start < place:
             raise CorruptBatch("The rows of a batch begin inside its header.", base_offset=header.base_offset)
-        rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate)
+        rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate, more=more)
         if rows.num_rows != count:
             raise CorruptBatch("A batch does not hold the rows it counts.", base_offset=header.base_offset)
     return change_types, rows
@@ -372,4 +383,4 @@ def checksum(batch: memoryview, magic: int) -> int:
 
 
 def _header_values(header: BatchHeader) -> dict[str, Any]:
-    return {name: getattr(header, name) for name in BatchHeader.__dataclass_fields__}
+    return dict(zip(_HEADER_NAMES, _header_fields(header), strict=True))

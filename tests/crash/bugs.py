@@ -20,6 +20,7 @@ from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.disk.environment import Environment
 from kvstore.disk.files import Files
 from kvstore.index.index import Index
+from kvstore.indexing.entries import TableEntries
 from kvstore.kernel import library
 from kvstore.log import recovery
 from kvstore.log.segments import LogFiles
@@ -148,6 +149,24 @@ def _checksum_leaves_the_header_out() -> Patches:
     return [*checksums, *_no_other_ways()]
 
 
+def _entries_stay_when_rows_change() -> Patches:
+    def move(self: TableEntries, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+        with index.view() as view:
+            for each, record in view.entries_records().items():
+                index.note_entries(each, record.entry_count, are_whole=True)
+
+    return [patch.object(TableEntries, "move", move)]
+
+
+def _entries_are_whole_too_soon() -> Patches:
+    note = Index.note_entries
+
+    def note_entries(self: Index, index_id: int, count: int, *, are_whole: bool) -> None:
+        note(self, index_id, count, are_whole=True)
+
+    return [patch.object(Index, "note_entries", note_entries)]
+
+
 def _image_is_not_synced() -> Patches:
     sync = Files.sync
 
@@ -246,6 +265,8 @@ BUGS: dict[str, Callable[[], Patches]] = {
         _replay_merges_again,
         _durable_end_is_ignored,
         _checksum_leaves_the_header_out,
+        _entries_stay_when_rows_change,
+        _entries_are_whole_too_soon,
     )
 }
 

@@ -35,13 +35,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The table after so many steps. ``model`` is None while there is none."""
+    """The table after so many steps. ``model`` is None while there is none; ``indexes`` are the names of its own."""
 
     done: int
     has_store: bool
     model: Model | None
     rows: pa.RecordBatch
     changes: int
+    indexes: frozenset[str] = frozenset()
 
 
 class History:
@@ -51,6 +52,7 @@ class History:
         self.script = script
         self.moments = [Moment(0, has_store=False, model=None, rows=rows_of({}), changes=0)]
         model: Model | None = None
+        indexes: frozenset[str] = frozenset()
         for step in script.steps:
             if step.kind == "table":
                 model = Model(("k",))
@@ -58,10 +60,15 @@ class History:
                 assert model is not None
                 model = copy_of(model)
                 model.apply(list(step.operations), step.writer, step.sequence)
+            elif step.kind == "create_index":
+                indexes |= {step.index}
+            elif step.kind == "drop_index":
+                indexes -= {step.index}
             before = self.moments[-1]
             rows = before.rows if model is None or model is before.model else rows_of(model.rows)
             count = 0 if model is None else len(model.log)
-            self.moments.append(Moment(before.done + 1, has_store=True, model=model, rows=rows, changes=count))
+            moment = Moment(before.done + 1, has_store=True, model=model, rows=rows, changes=count, indexes=indexes)
+            self.moments.append(moment)
         self.changes = changes_of([] if model is None else model.log)
 
     def ending_at(self, end: int) -> list[Moment]:

@@ -87,6 +87,8 @@ HUNTS: dict[str, Hunt] = {
     "replay_merges_again": by_power_loss(script(2, 6), in_recovery=True),
     "durable_end_is_ignored": by_rot,
     "checksum_leaves_the_header_out": by_rot,
+    "entries_stay_when_rows_change": by_power_loss(script(5, 6, indexes=True), share=0.2),
+    "entries_are_whole_too_soon": by_power_loss(script(3, 6, indexes=True), "kill"),
 }
 QUICK = ("log_is_not_synced", "short_write_is_ignored", "checksum_leaves_the_header_out")
 """One for each kind of hunt; the others are found in `make test-long`."""

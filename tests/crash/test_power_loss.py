@@ -16,7 +16,7 @@ from tests.crash.judges import Judges
 from tests.crash.recorder import Recorder
 from tests.crash.rot import rotten
 from tests.crash.vfs import Disk
-from tests.crash.workload import SMALL_ROWS_MAX, Script, StepKind, script
+from tests.crash.workload import INDEX_STEPS, SMALL_ROWS_MAX, Script, StepKind, script
 from tests.support.proof import Proves
 
 QUICK_STATES_MIN = 60
@@ -45,7 +45,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
     tell(*report.lines())
     assert not report.bad, "\n".join(map(str, report.bad[:5]))
     assert report.states >= QUICK_STATES_MIN
-    assert steps == set(get_args(StepKind)) - {"snapshot"}  # see test_snapshots
+    assert steps == set(get_args(StepKind)) - {"snapshot", *INDEX_STEPS}  # see test_snapshots and test_indexes
     assert {size > SMALL_ROWS_MAX for size in sizes - {0}} == {False, True}  # small writes, and others
     kinds = {kind for _, kind in report.distinct}
     assert {"kill", "durable", "names", "prefix", "random", "again prefix", "again random"} <= kinds

@@ -30,6 +30,8 @@ MORE: list[Operation] = [
     ("upsert", {"k": 99, "v": -1, "s": None}),
     ("delete", {"k": 5}),
 ]
+ABSENT: dict[str, Any] = {"v": -7, "s": "nothing"}
+"""Values that no row has, of columns with which an index begins."""
 MORE_CHANGES = kvstore.Changes.of(MORE, SCHEMA)
 
 
@@ -104,7 +106,9 @@ def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
                 return Finding(fits, end, f"check finds {findings}", noticed=True)
         with kvstore.open(path, durability=history.script.durability, **settings) as store:
             table = store.table(TABLE)
-            _equals(_rows(table), rows_of(model.rows), "rows after a reopen")
+            rows = rows_of(model.rows)
+            _equals(_rows(table), rows, "rows after a reopen")
+            _finds(table, rows)
             start = max(table.offsets()[0][0], 0 if thorough else end)
             new = [change for change in model.log if change[0] >= start]
             _equals(_changes(table, start), changes_of(new), "changes after a reopen")
@@ -158,7 +162,22 @@ def _compare(table: kvstore.Table, history: History) -> list[Moment]:
     _equals(_rows(table), moment.rows, "rows")
     count = table.count()
     _is_true(lambda: count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
+    names = frozenset(table.indexes)
+    fitting = [moment for moment in fitting if moment.indexes == names]
+    if not fitting:
+        raise Wrong(f"the log ends at {end}, where the table never had the indexes {sorted(names)}")
+    _finds(table, moment.rows)
     return fitting
+
+
+def _finds(table: kvstore.Table, rows: pa.RecordBatch) -> None:
+    """Each index finds the rows of each value, and of one that there is not."""
+    for name in {columns[0] for columns in table.indexes.values()}:
+        column = rows.column(name)
+        for value in [*pc.unique(column).to_pylist(), ABSENT[name]]:
+            there = pc.is_null(column) if value is None else pc.equal(column, value)
+            found = table.find(**{name: value}).combine_chunks().to_batches()
+            _equals(_together(found, SCHEMA), rows.filter(there), f"rows of {name} = {value!r:.30}")
 
 
 def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> int:

@@ -24,6 +24,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
+from kvstore.indexing import entries
 from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
@@ -47,6 +48,8 @@ BOTH_WAYS = mock.patch.object(encoded, "ROWS_MAX", SMALL_ROWS_MAX)
 """While it lasts, larger batches are no small writes, so that some go either way."""
 SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=3, SLICE_ROWS_MAX=5)
 """While it lasts, a merge of more than five rows takes several transactions, so that some are left halfway."""
+SMALL_PARTS = mock.patch.multiple(entries, SCAN_ROWS=2, BUILD_ROWS=4, REMOVED_AT_A_TIME=4)
+"""While it lasts, entries of more than four rows are made and removed in several transactions."""
 
 SETTINGS = {
     "segment_bytes_max": 3500,
@@ -56,17 +59,25 @@ SETTINGS = {
     "map_bytes": 1 << 28,
 }
 
-StepKind = Literal["open", "table", "batch", "flush", "idle", "snapshot", "reopen"]
+INDEXES: dict[str, tuple[list[str], bool]] = {
+    "by_v": (["v"], False),
+    "by_s": (["s", "v"], False),
+    "by_v_and_k": (["v", "k"], True),
+}
+"""Columns of secondary indexes, and whether they are unique. All rows fit them."""
+StepKind = Literal["open", "table", "batch", "flush", "idle", "snapshot", "reopen", "create_index", "drop_index"]
+INDEX_STEPS: frozenset[StepKind] = frozenset(("create_index", "drop_index"))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing to do. ``sequence`` is -1 for a batch without a writer."""
+    """One thing to do. ``sequence`` is -1 for a batch without a writer; ``index`` is the name of a secondary index."""
 
     kind: StepKind
     operations: tuple[Operation, ...] = ()
     writer: int = -1
     sequence: int = -1
+    index: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +119,7 @@ def script(
     retries: int = 0,
     retention_ms: int | None = None,
     snapshots: bool = False,
+    indexes: bool = False,
     **settings: int,
 ) -> Script:
     """A script of about so many batches, with everything in it that a table is used for.
@@ -115,9 +127,11 @@ def script(
     Args:
         numbered: Every batch has a writer, so that it may be sent again.
         snapshots: Some are taken.
+        indexes: Secondary indexes come and go.
     """
     random = Random(seed)
     steps = [Step("open"), Step("table")]
+    created: set[str] = set()
     sent: dict[int, list[Step]] = {}
     last: dict[int, int] = {}
     for number in range(batches):
@@ -126,6 +140,10 @@ def script(
             steps.append(random.choice(random.choice(list(sent.values()))[-WINDOW:]))
         elif special == 4:
             steps.append(Step(random.choice(("flush", "idle", "reopen"))))
+        if indexes and number % 3 != 1:
+            index = random.choice(list(INDEXES))
+            steps.append(Step("drop_index" if index in created else "create_index", index=index))
+            created ^= {index}
         if snapshots and number % 3 == 2:
             steps.append(Step("snapshot"))
         unnumbered = not numbered and random.random() < 0.15
@@ -154,6 +172,7 @@ def _operations(random: Random, number: int) -> tuple[Operation, ...]:
 
 
 @SMALL_SLICES
+@SMALL_PARTS
 def run(directory: Path, script: Script) -> int:
     """Do the steps; returns the exit status."""
     marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -216,6 +235,11 @@ class _Worker:
             changes = kvstore.Changes.of(list(step.operations), SCHEMA)
             with BOTH_WAYS:
                 store.table(TABLE).bucket(0).apply(changes, step.writer, step.sequence)
+        elif step.kind == "create_index" and step.index not in store.table(TABLE).indexes:
+            columns, unique = INDEXES[step.index]
+            store.create_index(TABLE, step.index, columns, unique=unique)
+        elif step.kind == "drop_index" and step.index in store.table(TABLE).indexes:
+            store.drop_index(TABLE, step.index)
         elif step.kind == "flush":
             store.flush()
         elif step.kind == "snapshot":
@@ -243,6 +267,7 @@ class _Worker:
 
 
 @SMALL_SLICES
+@SMALL_PARTS
 def recover(directory: Path, script: Script) -> int:
     """Open what a crash left and have it ready to be written, and nothing else."""
     settings: dict[str, Any] = {"durability": script.durability, **script.settings}

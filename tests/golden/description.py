@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +28,8 @@ def _table(table: kvstore.Table) -> dict[str, Any]:
         former = sorted(map(repr, table.scan(as_of=_middle(table)).read_all().to_pylist()))
     except UnsupportedOperation as error:
         former = [type(error).__name__]
-    return {
+    found = {name: _found(table, columns) for name, columns in table.indexes.items()}
+    return ({"indexes": found} if found else {}) | {
         "schema": str(table.schema),
         "primary_key": list(table.primary_key or ()),
         "offsets": _texts(table.offsets()),
@@ -36,6 +38,12 @@ def _table(table: kvstore.Table) -> dict[str, Any]:
         "former": former,
         "changes": list(map(repr, changes)),
     }
+
+
+def _found(table: kvstore.Table, columns: Sequence[str]) -> list[Any]:
+    """Columns of a secondary index, and the rows of each value of the first one, as they are found by it."""
+    values = sorted(set(table.to_arrow(columns[:1])[columns[0]].to_pylist()), key=repr)
+    return [list(columns), *(sorted(map(repr, table.find(**{columns[0]: value}).to_pylist())) for value in values)]
 
 
 def _middle(table: kvstore.Table) -> dict[int, int]:

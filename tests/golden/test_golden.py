@@ -15,7 +15,7 @@ from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from logformat.log.writer_entry import EXPIRY_MS
 from tests.golden.description import described
-from tests.golden.write import KEYED
+from tests.golden.write import KEYED, write
 from tests.support.clocks import SetClock
 
 FORMATS = sorted(path for path in Path(__file__).parent.iterdir() if path.name.startswith("format-"))
@@ -46,6 +46,19 @@ def test_it_is_what_it_was(golden: Path) -> None:
     with kvstore.open(golden / "store") as store:
         assert json.loads(json.dumps(described(store))) == expected(golden)
         assert store.check()
+
+
+def test_what_would_be_written_now_has_indexes_that_find_their_rows(tmp_path: Path) -> None:
+    write(tmp_path / "store", tmp_path / "replica", tmp_path / "in")
+    with kvstore.open(tmp_path / "store", read_only=True) as store:
+        before = described(store)
+        assert set(before["tables"]["indexed"]["indexes"]) == {"by_mail", "one"}
+        plan = store.table("indexed").explain(mail="a@x")
+        assert plan == "index by_mail by mail"
+        assert store.check()
+    kvstore.restore(str(tmp_path / "replica"), tmp_path / "restored")
+    with kvstore.open(tmp_path / "restored", read_only=True) as store:
+        assert described(store)["tables"]["indexed"] == before["tables"]["indexed"]
 
 
 def test_it_goes_on(golden: Path) -> None:

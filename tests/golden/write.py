@@ -84,6 +84,7 @@ def write(store: Path, replica: Path, landing: Path) -> None:
         _write_writers(opened)
         _write_altered(opened)
         _write_expired(opened)
+        _write_indexed(opened)
         _run_job(opened, landing)
         opened.consumer("reader").commit("epochs", {0: 1, 1: 0, 2: 1})
         opened.checkpoint()
@@ -136,6 +137,18 @@ def _write_expired(store: kvstore.Store) -> None:
     table.snapshot()
     table.bucket(0).handle.retain()
     assert table.offsets()[0][0] > 0
+
+
+def _write_indexed(store: kvstore.Store) -> None:
+    """Secondary indexes: values that repeat, nulls and a long one; one that was dropped, and rows not yet merged."""
+    schema = pa.schema([*KEYED, pa.field("mail", pa.string())])
+    indexes = {"by_mail": ["mail", "v"], "by_v": "v"}
+    table = store.create_table("indexed", schema, "k", buckets=2, indexes=indexes)
+    mails = ["a@x", None, "x" * 600, "b@x"]
+    table.upsert([{"k": k, "v": k % 3, "mail": mails[k % 4]} for k in range(20)])
+    store.drop_index("indexed", "by_v")
+    store.create_index("indexed", "one", ["k", "v"], unique=True)
+    table.upsert([{"k": 3, "v": 9, "mail": "x" * 599 + "y"}])
 
 
 def _run_job(store: kvstore.Store, landing: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreClosed, UnsupportedOperation
+from logformat.log import arrow_message
 from tests.support.tables import rows_of
 
 SCHEMA = {"k": "int64", "v": "int64", "s": "string"}
@@ -158,6 +159,26 @@ def test_columns_are_chosen_apart_from_the_filter(table: kvstore.Table) -> None:
     found = [(row["k"], row["_change_type"]) for row in changes.to_pylist()]
     assert sorted(found) == [(1, "insert"), (2, "delete"), (2, "insert")]
     assert all(batch.num_rows for batch in table.changelog(filter=pc.field("v") > 99))
+
+
+@pytest.mark.parametrize("count", [10, 5000])
+def test_what_need_not_be_decompressed_is_decoded_once(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    for first in range(0, 3 * count, count):  # each batch has one row for the filter; large ones are compressed
+        table.upsert([{"k": first + number, "v": number, "s": "x"} for number in range(count)])
+    decoded: list[Any] = []
+    decode = arrow_message.decode
+
+    def counted(message: memoryview, schema: pa.Schema, columns: Any = None, **how: Any) -> pa.RecordBatch:
+        decoded.append(columns)
+        return decode(message, schema, columns, **how)
+
+    monkeypatch.setattr(arrow_message, "decode", counted)
+    found = table.changelog(columns=["k", "s"], filter=pc.field("v") == 7).read_all()
+    assert found["k"].to_pylist() == [7, 7 + count, 7 + 2 * count]
+    assert decoded == [["v"]] * 3 + ([] if count == 10 else [["k", "s"]] * 3)
 
 
 def test_offsets_are_those_of_the_changes(table: kvstore.Table) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest import mock
 
 import lmdb
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import kvstore
@@ -85,11 +88,70 @@ def test_ids_are_not_given_out_twice(store: kvstore.Store) -> None:
     assert table.find(mail="m7").num_rows == 10
 
 
-def test_progress_is_by_bucket(store: kvstore.Store) -> None:
-    filled(store, buckets=3)
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entries, "SCAN_ROWS", 7)
+    monkeypatch.setattr(entries, "BUILD_ROWS", 7)
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_progress_is_in_rows(store: kvstore.Store) -> None:
+    filled(store, 40, buckets=3)
     seen: list[tuple[int, int]] = []
     store.create_index("t", "by_age", "age", progress=lambda *done: seen.append(done))
-    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [total for _, total in seen] == [40] * len(seen)
+    done = [done for done, _ in seen]
+    assert len(done) > 3
+    assert done == sorted(set(done))
+    assert done[-1] == 40
+
+
+@pytest.mark.usefixtures("_small_parts")
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_writes_go_on_while_entries_are_made(store: kvstore.Store, buckets: int) -> None:
+    random = Random(buckets)
+    table = filled(store, 150, buckets=buckets)
+
+    def write(*_: int) -> None:
+        for _ in range(random.randrange(3)):
+            ids = random.sample(range(220), 4)
+            if random.random() < 0.3:
+                table.delete(ids)
+            else:
+                table.upsert([{"id": id, "mail": f"m{random.randrange(9)}", "age": id} for id in ids])
+        if random.random() < 0.5:
+            table.flush()
+        assert table.find(mail="m1").num_rows == table.to_arrow(filter=pc.field("mail") == "m1").num_rows
+
+    for index in ("one", "two", "three"):
+        store.create_index("t", index, ["mail", "age"], progress=write)
+        assert entry_counts(table).keys() == set(range(1, len(table.indexes) + 1))
+        rows = table.to_arrow().to_pylist()
+        for mail in {row["mail"] for row in rows}:
+            found = {row["id"] for row in table.find(mail=mail).to_pylist()}
+            assert found == {row["id"] for row in rows if row["mail"] == mail}
+        assert store.check().findings == []
+
+
+@pytest.mark.usefixtures("_small_parts")
+def test_a_call_that_ends_early_leaves_no_index(store: kvstore.Store) -> None:
+    table = filled(store, 100)
+    for error in (KeyboardInterrupt, ValueError):
+
+        def stop(done: int, _: int, error: type[BaseException] = error) -> None:
+            if done > 50:
+                raise error
+
+        with pytest.raises(error):
+            store.create_index("t", "by_mail", "mail", progress=stop)
+        assert table.indexes == {}
+        assert table.find(mail="m7").num_rows == 1
+        table.upsert({"id": 200, "mail": "m7"})
+        table.delete([200])
+        with table.bucket(0).handle.latest() as view:
+            assert view.entries_records() == {}
+    store.create_index("t", "by_mail", "mail")
+    assert entry_counts(table) == {3: 100}
 
 
 def write(pipe: Pipe, path: Path) -> None:
@@ -110,39 +172,63 @@ def test_a_table_that_another_process_writes_is_refused(open_store: OpenStore, s
         child.pipe.send(None)
 
 
-def test_what_a_killed_process_left_is_made_again(
-    open_store: OpenStore, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entries, "BUILD_ROWS", 1)  # one part of a scan
-    real = Index.commit
+def create(pipe: Pipe, path: Path) -> None:
+    parts = {"SCAN_ROWS": 7, "BUILD_ROWS": 7}
+    with mock.patch.multiple(entries, **parts), kvstore.open(path) as store:
+
+        def say(done: int, _: int) -> None:
+            pipe.send(done)
+            pipe.recv()
+
+        store.create_index("t", "by_mail", "mail", progress=say)
+
+
+def test_what_a_killed_process_left_is_made_again(open_store: OpenStore, store_path: Path) -> None:
     with open_store() as store:
-        table = filled(store, 40_000)
-        table.flush()
-        commits = 0
-
-        def commit(index: Index, state: Any) -> None:
-            nonlocal commits
-            commits += 1
-            if commits == 2:
-                raise lmdb.DiskError("no room")
-            real(index, state)
-
-        monkeypatch.setattr(Index, "commit", commit)
-        with pytest.raises(StoreFull):
-            store.create_index("t", "by_mail", ["mail"])
-        monkeypatch.setattr(Index, "commit", real)
+        filled(store, 400)
+    with Child(create, store_path) as child:
+        child.hear()
+        child.say("go on")
+        assert 0 < child.hear() < 400
+    with open_store() as store:
+        table = store.table("t")
         assert table.indexes == {"by_mail": ("mail",)}
         with table.bucket(0).handle.latest() as view:
-            assert 0 < view.entries_records()[1].entry_count < 40_000
+            assert 0 < view.entries_records()[1].entry_count < 400
         assert entry_counts(table) == {}
-        assert table.find(mail="m7").num_rows == 400
+        assert table.find(mail="m7").num_rows == 4
         assert store.check().ok
     with open_store() as store:
         table = store.table("t")
         assert entry_counts(table) == {}
         table.upsert({"id": 1, "mail": "m7"})
-        assert table.find(mail="m7").num_rows == 401
-        assert entry_counts(table) == {1: 40_000}
+        assert table.find(mail="m7").num_rows == 5
+        assert entry_counts(table) == {1: 400}
+
+
+@pytest.mark.usefixtures("_small_parts")
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_full_disk_leaves_no_index(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, unique: bool) -> None:
+    table = filled(store, 100)
+    table.flush()
+    real = Index.note_entries
+    count = 0
+
+    def note(*given: Any, **how: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise lmdb.DiskError("no room")
+        real(*given, **how)
+
+    monkeypatch.setattr(Index, "note_entries", note)
+    with pytest.raises(StoreFull):
+        store.create_index("t", "by_age", ["age"], unique=unique)
+    assert table.indexes == {}
+    table.upsert({"id": 100, "age": 7, "mail": None})
+    assert table.find(age=7).num_rows == 2
+    store.create_index("t", "by_id_and_age", ["id", "age"], unique=unique)
+    assert table.find(id=100, age=7).num_rows == 1
 
 
 def test_a_rebuilt_index_gets_its_entries(open_store: OpenStore, store_path: Path) -> None:

@@ -98,6 +98,33 @@ def test_rows_are_read_where_lookups_would_cost_more(store: kvstore.Store) -> No
     assert not read(store, [EqualTo(("k",), 7)], table="t$changelog")[0]
 
 
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_rows_that_an_index_names_are_looked_up_as_of_any_moment(store: kvstore.Store, buckets: int) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=buckets, indexes={"by_s": ["s", "n"], "by_n": "n"})
+    table.upsert([{"k": k, "s": f"s{k % 500}", "n": k % 900} for k in range(5000)])
+    table.flush()
+    random = Random(buckets)
+    for wanted, passes in (
+        ([EqualTo(("s",), "s7")], lambda row: row["s"] == "s7"),
+        ([In(("n",), (3, 800)), EqualTo(("s",), "s3")], lambda row: row["n"] in (3, 800) and row["s"] == "s3"),
+        ([EqualTo(("s",), "nowhere")], lambda row: row["s"] == "nowhere"),
+    ):
+        source = KvStoreSource({"path": str(store.path), "table": "t", "pushFilters": "true"})
+        reader = source.reader(source.schema())
+        assert isinstance(reader, KvStoreReader)
+        reader.pushFilters(wanted)
+        expected = sorted(row["k"] for row in table.to_arrow().to_pylist() if passes(row))
+        for _ in range(3):  # changes after the moment of the read, before its tasks and while they run
+            ids = [*random.sample(range(5000), 20), *expected[:2]]
+            table.upsert([{"k": k, "s": random.choice(["s7", "s3", "x"]), "n": 3} for k in ids])
+            tasks = reader.partitions()
+            table.delete(expected[-1:])
+            assert all(piece.wanted is not None for task in tasks for piece in task.pieces)
+            found = [row for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+            assert len(found) < 200
+            assert sorted(row["k"] for row in found if passes(row)) == expected
+
+
 def rows_read(frame: DataFrame) -> list[int]:
     """Number of rows that each scan of a table has given to Spark."""
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()

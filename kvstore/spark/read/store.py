@@ -173,8 +173,13 @@ class StoreReads:
         """Parts of a range that may have rows that pass a filter; cut by keys, or between commits."""
         splits, start, end = self._table.parts.of_bucket(given.bucket), Offset(given.start), Offset(given.end)
         rows = ReadPiece(given.bucket, given.start, given.end, ())
-        if given.wanted is not None:
-            yield Part(len(given.wanted) * LOOKUP_BYTES / ROWS_TASK_BYTES_MIN, partial(_lookups, rows, given.wanted))
+        wanted = given.wanted
+        if wanted is None and self._place.kind is Kind.ROWS and given.keys is None:
+            found = splits.keys_found(filter, as_of=rows.end)
+            wanted = None if found is None or not self.looks_up(len(found)) else tuple(found.to_list())
+        if wanted is not None:
+            if wanted:
+                yield Part(len(wanted) * LOOKUP_BYTES / ROWS_TASK_BYTES_MIN, partial(_lookups, rows, wanted))
             return
         if self._place.kind is not Kind.ROWS:
             rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
