@@ -106,7 +106,7 @@ def cpu(took: Cpu) -> float:
 
 def readers_of(spark: SparkSession, table: kvstore.Table, directory: Path) -> dict[str, Reader]:
     """All readers; Parquet first, which Spark writes here."""
-    place = {"path": str(table.store_path)}
+    place = {"path": str(directory / "store")}
 
     def read(way: str, name: str, **options: str) -> Callable[[], DataFrame]:
         return lambda: spark.read.format(way).options(**place, table=name, **options).load()

@@ -3,36 +3,35 @@ package kvstore.spark
 import java.io.IOException
 import java.nio.channels.ClosedChannelException
 
+import scala.jdk.CollectionConverters._
+
 import org.apache.arrow.memory.RootAllocator
-import org.apache.arrow.vector.ValueVector
 import org.apache.arrow.vector.ipc.ArrowStreamReader
 import org.apache.spark.sql.connector.read.PartitionReader
-import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnVector, ColumnarBatch}
+import org.apache.spark.sql.vectorized.ColumnarBatch
 import org.json4s.JObject
-
-/** A column of a stream, whose next batch goes into the same vector: Spark must not close it after each. */
-private class StreamColumn(vector: ValueVector) extends ArrowColumnVector(vector) {
-  override def closeIfFreeable(): Unit = ()
-}
 
 /** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
 class ColumnReader(python: Python, request: JObject) extends PartitionReader[ColumnarBatch] {
   private val connection = Helper.connect(python)
   private val memory = new RootAllocator(Long.MaxValue)
   private val stream = new ArrowStreamReader(connection.channel, memory)
-  private val batch =
+  private val columns =
     try {
       connection.ask(request)
-      val vectors = receiving(stream.getVectorSchemaRoot).getFieldVectors
-      new ColumnarBatch(Array.tabulate[ColumnVector](vectors.size)(place => new StreamColumn(vectors.get(place))))
+      receiving(stream.getVectorSchemaRoot).getFieldVectors.asScala.map(StreamColumn.of).toArray
     } catch {
       case error: Throwable => close(); throw error
     }
+  private val batch = new ColumnarBatch(columns.map(_.column))
 
   override def next(): Boolean = {
     val hasMore = receiving(stream.loadNextBatch())
-    if (hasMore) batch.setNumRows(stream.getVectorSchemaRoot.getRowCount)
-    else connection.receive() // a stream that breaks off looks like one that ends
+    if (hasMore) {
+      val rows = stream.getVectorSchemaRoot.getRowCount
+      columns.foreach(_.load(rows))
+      batch.setNumRows(rows)
+    } else connection.receive() // a stream that breaks off looks like one that ends
     hasMore
   }
 
