@@ -462,8 +462,11 @@ class Committer:
         with self._turn_taken():
             try:
                 # It was to be merged before, and that failed, or one group was large.
-                while (self._is_pressed or self._is_full()) and not self.memtable.is_merged:
-                    self._merge_slice(1.0)
+                if self._must_merge():
+                    began = self._meter.wait.now()
+                    while self._must_merge():
+                        self._merge_slice(1.0)
+                    self._meter.wait.since(began)
                 self._prepare()
                 return work()
             except StoreError as error:
@@ -617,6 +620,10 @@ class Committer:
     def _is_full(self) -> bool:
         return self._context.budget.is_reached(self.memtable.published.size)
 
+    def _must_merge(self) -> bool:
+        """Whether the memtable takes nothing more until it is merged."""
+        return (self._is_pressed or self._is_full()) and not self.memtable.is_merged
+
     def _note_size(self, size: int) -> None:
         identity = self._context.place.identity
         self._context.budget.note(identity.table_id, identity.bucket_id, size)
@@ -656,7 +663,10 @@ class Committer:
         try:
             with self._turn_taken():
                 if not self.memtable.is_merged:
+                    began = self._meter.wait.now()
                     self._merge_slice(self.memtable.due_share(self._context.budget.bucket_limit))
+                    if not self._queue.empty():
+                        self._meter.wait.since(began)
         except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)
