@@ -519,8 +519,11 @@ class Committer:
         with self._turn_taken():
             try:
                 # It was to be merged before, and that failed, or one group was large.
-                while (self._is_pressed or self._pace.is_full()) and not self.memtable.is_merged:
-                    self._merge_slice(1.0)
+                if self._must_merge():
+                    began = self._meter.wait.now()
+                    while self._must_merge():
+                        self._merge_slice(1.0)
+                    self._meter.wait.since(began)
                 self._prepare()
                 return work()
             except StoreError as error:
@@ -667,6 +670,10 @@ class Committer:
             return False
         return deadline <= self._clock.monotonic() or self._pace.is_due()
 
+    def _must_merge(self) -> bool:
+        """Whether the memtable takes nothing more until it is merged."""
+        return (self._is_pressed or self._pace.is_full()) and not self.memtable.is_merged
+
     def _commit(self) -> None:
         with self._turn_taken():
             while not self.memtable.is_merged:
@@ -716,7 +723,10 @@ class Committer:
         try:
             with self._turn_taken():
                 if not self.memtable.is_merged:
+                    began = self._meter.wait.now()
                     self._merge_slice(self._pace.share())
+                    if not self._queue.empty():
+                        self._meter.wait.since(began)
         except (StoreFull, CorruptData) as error:
             # The log has everything, on disk or in memory; it is tried again later. Memory may be all that is short.
             self._is_pressed = isinstance(error, OutOfAddressSpace)

@@ -45,6 +45,8 @@ class Health:
         held: Large indexes whose free pages a reader holds; see :class:`kvstore.index.space.HeldIndex`.
         memtable_bytes: Memory of what this process has acknowledged and not yet merged into indexes, about.
         memtable_limit: What that may take; see ``memtable_bytes`` of :func:`kvstore.open`.
+        merges: How often this process has merged of that into indexes.
+        merge_waits: How often writes waited for a merge.
     """
 
     txid: Txid
@@ -54,6 +56,8 @@ class Health:
     held: list[HeldIndex] = field(default_factory=list)
     memtable_bytes: int = 0
     memtable_limit: int = 0
+    merges: int = 0
+    merge_waits: int = 0
 
     @property
     def edits_behind_image(self) -> int:

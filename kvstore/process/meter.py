@@ -83,12 +83,13 @@ class TableMeter:
     Attributes:
         append: A group of requests, from the first change until all are answered.
         commit: A commit of an index.
+        wait: A commit of an index that writes waited for.
         get: One in ``GETS_TIMED`` calls of ``get``.
         gets: Gives each call of ``get`` a number.
     """
 
     def __init__(self, clock: Clock) -> None:
-        self.append, self.commit, self.get = (Timer(clock) for _ in range(3))
+        self.append, self.commit, self.wait, self.get = (Timer(clock) for _ in range(4))
         self.gets = count(1)
         self._lock = threading.Lock()
         self._written = (0, 0, 0)

@@ -34,7 +34,7 @@ from kvstore.replica.client import Client, ObjectStore, directory_of, normalised
 from kvstore.replica.in_place.cache import ObjectCache, directory_of_cache
 from kvstore.replica.in_place.catalog import FollowedCatalog
 from kvstore.replica.in_place.followed import FollowedTable, Indexes
-from kvstore.replica.in_place.table import TableInPlace, refuse
+from kvstore.replica.in_place.table import TableInPlace
 from kvstore.replica.location import is_store, replica_at
 from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.replica.source import Source, read_store
@@ -46,6 +46,7 @@ from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.read_store import ReadStore
 from kvstore.store.store import Store, open_store as open_directory
 from kvstore.table.read_table import ReadTable
+from kvstore.table.table import refuse
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId
 from logformat.replica.object_file import parse_name

@@ -190,8 +190,14 @@ class StoreRuntime:
     def health(self) -> Health:
         """Status of the catalog."""
         found = health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
-        sizes = self.budget.sizes()
-        return replace(found, memtable_bytes=sum(sizes.values()), memtable_limit=self.budget.limit)
+        meters = self.meter.tables.values()
+        return replace(
+            found,
+            memtable_bytes=sum(self.budget.sizes().values()),
+            memtable_limit=self.budget.limit,
+            merges=sum(meter.commit.read().count for meter in meters),
+            merge_waits=sum(meter.wait.read().count for meter in meters),
+        )
 
     def damaged_images(self) -> list[str]:
         """Reasons why damaged images can't be used."""

@@ -11,7 +11,10 @@ from kvstore.store.read_store import ReadTables
 from kvstore.store.session import Session
 from kvstore.table.open_table import OpenTable
 from kvstore.table.read_table import ReadTable
+from kvstore.table.table import ReadOnlyTable
 from kvstore.transaction.cut import tables_at_one_cut
+
+_REFUSED = "A table of a snapshot is only read, and has no `{name}`. Use the one of the store: store.table(name)."
 
 
 class StoreSnapshot(ReadTables):
@@ -46,7 +49,7 @@ class StoreSnapshot(ReadTables):
         self.check_open()
         if name not in self._tables:
             raise NoSuchTable("The snapshot has no table of that name.", table=name, tables=self.list_tables())
-        return ReadTable(self._tables[name], self)
+        return ReadOnlyTable(self._tables[name], self, _REFUSED)
 
     def close(self) -> None:
         """End it, and give its pages back; a second call does nothing."""

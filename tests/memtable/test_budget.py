@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
+from kvstore import Changes
 from kvstore.errors import InvalidRequest
 from kvstore.memtable import budget
 from kvstore.memtable.budget import Budget
@@ -76,11 +77,27 @@ def test_many_buckets_share_it(store_path: Path) -> None:
         assert max(seen) < 2 * MIB + 8 * 50 * 1500
         assert store.metrics()["kvstore_memtable_limit_bytes"] == 2 * MIB
         assert 'kvstore_memtable_bytes{table="a"}' in store.metrics("prometheus")
+        assert store.health().merges > 0
         store.flush()
         assert store.health().memtable_bytes == 0
         assert [store[name].count() for name in "ab"] == [4000, 4000]
     with kvstore.open(store_path) as store:
         assert [len(rows_of(store[name])) for name in "ab"] == [4000, 4000]
+
+
+def test_merges_that_writes_wait_for_are_seen(store_path: Path) -> None:
+    with kvstore.open(store_path, memtable_bytes=1, **NEVER_DUE) as store:  # each write makes a merge due
+        table = store.create_table("t", {"k": "int64"}, primary_key="k")
+        assert store.health().merge_waits == store.health().merges == 0
+        rows = Changes.of([("upsert", {"k": 1})], table.schema)
+        while not store.health().merge_waits:
+            for answer in [table.bucket(0).submit(rows) for _ in range(100)]:
+                answer.result()
+        found = store.metrics()
+        waits, merges = (found[name]["t"] for name in ("kvstore_memtable_wait_seconds", "kvstore_commit_seconds"))
+        assert 0 < waits["count"] <= merges["count"]
+        assert waits["sum"] > 0
+        assert store.health().merges >= merges["count"]
 
 
 def test_a_bucket_that_is_handed_over_takes_nothing(store_path: Path) -> None:

@@ -133,6 +133,22 @@ def test_after_its_end_nothing_is_read(store: kvstore.Store) -> None:
     at.close()
 
 
+def test_a_table_of_a_snapshot_says_that_it_is_only_read(store: kvstore.Store) -> None:
+    with store.snapshot() as at:
+        table: Any = at["a"]
+        for refused in (
+            lambda: table.upsert({"k": 1}),
+            lambda: table.increment(1, {"n": 1}),
+            lambda: table.subscribe("reader"),
+            lambda: table.writers,
+            lambda: table.__setitem__(1, {}),
+            lambda: table.__delitem__(1),
+        ):
+            with pytest.raises(UnsupportedOperation, match=r"store\.table\(name\)"):
+                refused()
+        assert not hasattr(table, "nothing")
+
+
 def test_tables_that_there_are_not(store: kvstore.Store) -> None:
     with pytest.raises(NoSuchTable):
         store.snapshot(["a", "nope"])

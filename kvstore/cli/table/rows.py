@@ -90,7 +90,11 @@ def scan(
         print_batches(reader, reader.schema, as_json=as_json)
 
 
-def explain(path: Directory, name: TableName, where: Where = None) -> None:
+def explain(
+    path: Directory,
+    name: TableName,
+    where: Annotated[str, typer.Option("--where", metavar="EXPR", help="The condition, as of `kvstore scan`.")],
+) -> None:
     """Show how the rows of a condition are found: by which index, in which part of the keys, or by reading all rows."""
     with opened(path) as store:
         table = store.table(name)

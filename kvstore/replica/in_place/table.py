@@ -5,18 +5,16 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
 
 from kvstore.clock import Clock
-from kvstore.errors import ReplicaBehind, UnsupportedOperation
+from kvstore.errors import ReplicaBehind
 from kvstore.log.segments import LogIdentity
 from kvstore.process.meter import TableMeter
 from kvstore.read.changelog import milliseconds
 from kvstore.replica.in_place.bucket import ReplicaBucket
 from kvstore.replica.in_place.followed import FollowedTable
 from kvstore.table.access import Access
-from kvstore.table.read_table import ReadTable
-from kvstore.table.table import Table
+from kvstore.table.table import ReadOnlyTable
 from logformat.ids import BucketId
 
 
@@ -49,8 +47,8 @@ class OpenedTable:
             yield
 
 
-class TableInPlace(ReadTable):
-    """A table that is opened in its place; what :class:`kvstore.Table` has besides raises UnsupportedOperation.
+class TableInPlace(ReadOnlyTable):
+    """A table that is opened in its place.
 
     Args:
         what: What has the table, for messages.
@@ -58,33 +56,9 @@ class TableInPlace(ReadTable):
     """
 
     def __init__(self, followed: FollowedTable, access: Access, clock: Clock, what: str, refused: str) -> None:
-        super().__init__(OpenedTable(followed, TableMeter(clock), what), access)
+        super().__init__(OpenedTable(followed, TableMeter(clock), what), access, refused)
         self._followed = followed
         self._what = what
-        self._refused = refused
 
     def __repr__(self) -> str:
         return f"<kvstore.Table {self._followed.name} of a {self._what}>"  # to count the rows would take reading them
-
-    def __setitem__(self, key: object, row: object) -> NoReturn:
-        raise UnsupportedOperation(self._refused.format(name="__setitem__"))
-
-    def __delitem__(self, key: object) -> NoReturn:
-        raise UnsupportedOperation(self._refused.format(name="__delitem__"))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse(self, Table, name, "" if name.startswith("_") else self._refused)
-
-
-def refuse(of: object, whole: type, name: str, refused: str) -> NoReturn:
-    """Refuse a public name of a class that writes, too.
-
-    Raises:
-        UnsupportedOperation: The class has the name.
-        AttributeError: It does not.
-    """
-    if hasattr(whole, name) and not name.startswith("_"):
-        raise UnsupportedOperation(refused.format(name=name))
-    raise AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}", name=name, obj=of)
