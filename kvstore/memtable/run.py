@@ -71,43 +71,52 @@ class Run:
 
     def get(self, key: bytes) -> bytes | None:
         """The row of a key, empty if it was deleted; None if the key is not in the run."""
-        common, numbers = self._numbers
-        if not key.startswith(common):
-            return None
-        number = _number(key[len(common) :][:WORD])
-        place = bisect_left(numbers, number)
-        if place == len(numbers) or numbers[place] != number:
-            return None
-        end = bisect_right(numbers, number, place)
-        if end - place > 1:
-            place = bisect_left(self.keys, key, place, end)
-        return self.rows[place] if place < end and self.keys[place] == key else None
+        place = self._place(key)
+        return None if place < 0 else self.rows[place]
 
     def find_all(self, keys: list[bytes]) -> list[bytes | None]:
         """The row of each key; see :meth:`get`."""
         if len(keys) < FEW_KEYS:
             return list(map(self.get, keys))
         found: list[bytes | None] = [None] * len(keys)
-        asked = BinaryColumn.from_list(keys)
-        places = self._places(asked)
+        places = self.places_of(BinaryColumn.from_list(keys))
+        there = np.flatnonzero(places >= 0)
+        for place, row in zip(there.tolist(), self.rows.take(places[there]).to_list(), strict=True):
+            found[place] = row
+        return found
+
+    def places_of(self, keys: BinaryColumn) -> np.ndarray:
+        """The place of each key, -1 if it is not in the run: int64 ``(n,)``."""
+        places = self._places(keys)
         may = np.flatnonzero(places >= 0)
         if not len(may):
-            return found
+            return places
         at, known = places[may], np.asarray(self._numbers[1])
         if (known[np.minimum(at + 1, len(known) - 1)] == known[at])[at + 1 < len(known)].any():
             for place in may.tolist():  # several keys have the same number
-                found[place] = self.get(keys[place])
-            return found
-        is_same = pc.equal(self.keys.take(at).to_arrow(), asked.take(may).to_arrow()).to_numpy(zero_copy_only=False)
-        rows = self.rows.take(at[is_same]).to_list()
-        for place, row in zip(may[is_same].tolist(), rows, strict=True):
-            found[place] = row
-        return found
+                places[place] = self._place(keys[place])
+            return places
+        is_same = pc.equal(self.keys.take(at).to_arrow(), keys.take(may).to_arrow()).to_numpy(zero_copy_only=False)
+        places[may[~is_same]] = -1
+        return places
 
     def may_have(self, keys: BinaryColumn) -> np.ndarray:
         """Whether each key may be in the run: bool ``(n,)``. Of many keys that are not, this excludes nearly all."""
         may: np.ndarray = self._places(keys) >= 0
         return may
+
+    def _place(self, key: bytes) -> int:
+        common, numbers = self._numbers
+        if not key.startswith(common):
+            return -1
+        number = _number(key[len(common) :][:WORD])
+        place = bisect_left(numbers, number)
+        if place == len(numbers) or numbers[place] != number:
+            return -1
+        end = bisect_right(numbers, number, place)
+        if end - place > 1:
+            place = bisect_left(self.keys, key, place, end)
+        return place if place < end and self.keys[place] == key else -1
 
     def _places(self, keys: BinaryColumn) -> np.ndarray:
         """For each key the first place whose number is that of the key; -1 if there is none: int64 ``(n,)``."""
@@ -148,6 +157,37 @@ def merged(runs: Sequence[Run]) -> Run:
     order, differs = in_order(keys)
     lasts = order[np.append(differs, True)]
     return Run(keys.take(lasts), rows.take(lasts))
+
+
+def found_over(
+    runs: Sequence[Run], keys: BinaryColumn, there: np.ndarray, older: BinaryColumn
+) -> tuple[np.ndarray, BinaryColumn]:
+    """The rows of keys in runs, or else those that are older.
+
+    Args:
+        runs: The newest first.
+        there: For each key, whether it has an older row: bool ``(n,)``.
+        older: These rows.
+
+    Returns:
+        For each key whether it has a row; and these rows.
+    """
+    columns, count = [older], len(older)
+    places = np.where(there, there.cumsum() - 1, -1)
+    is_unknown = np.ones(len(keys), bool)
+    for run in runs:
+        at = run.places_of(keys)
+        known = np.flatnonzero(is_unknown & (at >= 0))
+        if len(known):
+            rows = run.rows.take(at[known])
+            places[known] = np.where(rows.lengths > 0, count + np.arange(len(rows)), -1)
+            columns.append(rows)
+            count += len(rows)
+            is_unknown[known] = False
+    if len(columns) == 1:
+        return there, older
+    there = places >= 0
+    return there, binary_column.concatenate(columns).take(places[there])
 
 
 def _number(beginning: bytes) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Layer, View
 from kvstore.index.leaves import CHUNK_BYTES
-from kvstore.memtable.run import Run, merged
+from kvstore.memtable.run import FEW_KEYS, Run, found_over, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
@@ -76,6 +76,9 @@ class NewerView(View):
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
         there, values = self._tree.find(keys)
+        runs = [each for each in self.layers or () if isinstance(each, Run)]
+        if runs and len(runs) == len(self.layers or ()) and len(keys) >= FEW_KEYS:
+            return found_over(runs, keys, there, values)  # as columns
         newer = self._find_all(keys)
         if newer.count(None) == len(newer):
             return there, values

@@ -20,7 +20,7 @@ from kvstore.bucket.merge import native, replay, tail
 from kvstore.bucket.recovery import open_for_writing
 from kvstore.errors import CorruptData
 from kvstore.index.index import Index
-from kvstore.memtable import budget, memtable, run
+from kvstore.memtable import budget, memtable, run, view
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
@@ -120,7 +120,8 @@ def test_the_index_is_what_it_would_have_been(
         for name, limit in zip(("TOGETHER_BYTES", "LARGE_ROWS", "RUN_BYTES", "DECODED_BYTES"), limits, strict=True):
             patch.setattr(tail, name, limit)
         patch.setattr(replay, "FOUND_KEYS", limits[-1])
-        patch.setattr(run, "FEW_KEYS", 1)
+        for module in (run, view):
+            patch.setattr(module, "FEW_KEYS", 1)
         with opened(killed, memtable_bytes=memory) as store:
             table = store.table("t")
             table.upsert({"k": KEYS, "v": 0, "s": ""})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
 from kvstore.memtable import generation as generations
 from kvstore.memtable.generation import Generation
-from kvstore.memtable.run import Run
+from kvstore.memtable.run import Run, found_over
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset
 
@@ -92,6 +93,28 @@ def test_a_run_finds_its_keys_and_no_others(keys: list[str], common: str, others
     assert [middle.get(key) is not None for key in stored] == [
         place >= len(stored) // 2 for place in range(len(stored))
     ]
+
+
+@given(
+    older=st.dictionaries(st.text("abu", max_size=12), st.binary(min_size=1, max_size=3)),
+    newer=st.lists(st.dictionaries(st.text("abu", max_size=12), st.binary(max_size=3)), max_size=4),
+    others=st.lists(st.text("abu", max_size=12), max_size=4),
+)
+@example(older={"a": b"0"}, newer=[{"a": b"2"}, {"a": b"", "b": b"1"}], others=[])
+@example(older={"a": b"0"}, newer=[{"a": b"", "b": b"1"}, {"a": b"2"}], others=["b"])
+def test_rows_of_runs_are_laid_over_older_ones(
+    older: dict[str, bytes], newer: list[dict[str, bytes]], others: list[str]
+) -> None:
+    """The newest run is the first."""
+    layers = [{f"{k}.".encode(): row for k, row in each.items()} for each in [*newer, older]]
+    asked = sorted({key for each in layers for key in each} | {f"{k}.".encode() for k in others})
+    runs = [Run.of(sorted(each), [each[key] for key in sorted(each)]) for each in layers[:-1]]
+    there = np.array([key in layers[-1] for key in asked], bool)
+    rows = BinaryColumn.from_list([layers[-1][key] for key in asked if key in layers[-1]])
+    expected = [next((each[key] for each in layers if key in each), b"") for key in asked]
+    found, values = found_over(runs, BinaryColumn.from_list(asked), there, rows)
+    assert found.tolist() == [bool(row) for row in expected]
+    assert values.to_list() == [row for row in expected if row]
 
 
 def test_a_run_that_is_made_while_keys_are_added_is_whole() -> None:
