@@ -607,10 +607,12 @@ class Committer:
             return False
         if deadline <= self._clock.monotonic():
             return True
-        memtable, budget = self.memtable, self._context.budget
-        return (
-            memtable.is_behind(budget.bucket_limit) if memtable.is_merging else budget.is_half(memtable.published.size)
-        )
+        if self.memtable.is_merging:
+            return self.memtable.is_behind(self._context.budget.bucket_limit)
+        return self._is_half_full()
+
+    def _is_half_full(self) -> bool:
+        return self._context.budget.is_half(self.memtable.published.size)
 
     def _is_full(self) -> bool:
         return self._context.budget.is_reached(self.memtable.published.size)
