@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import struct
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -155,10 +156,11 @@ SCHEMA = pa.schema(
         *(pa.field("y", pa.binary()), pa.field("day", pa.date32()), pa.field("t", pa.timestamp("ms"))),
         *(pa.field("u", pa.timestamp("ns", "UTC")), pa.field("x", pa.binary(2)), pa.field("l", pa.uint64())),
         *(pa.field("m", pa.decimal128(5, 2)), pa.field("o", pa.time32("ms")), pa.field("w", pa.duration("s"))),
-        pa.field("w2", pa.duration("us")),
+        *(pa.field("w2", pa.duration("us")), pa.field("h", pa.float16())),
     ]
 )
 ROW: dict[str, Any] = {"k": 1, "i": 2}
+(ODD_NAN,) = struct.unpack("<d", b"\1\0\0\0\0\0\xf8\x7f")
 TIME = dt.datetime(2024, 2, 29, 23, 59, 59, 123000)
 
 
@@ -196,7 +198,7 @@ class TestPythonRows:
             *({**ROW, "m": Decimal("1000")}, {**ROW, "m": Decimal("0.001")}, {**ROW, "m": Decimal("NaN")}),
             *({**ROW, "o": dt.time(0, 0, 0, 1)}, {**ROW, "o": dt.time(1, tzinfo=dt.UTC)}, {**ROW, "m": 1}),
             *({**ROW, "w": dt.timedelta(microseconds=1)}, {**ROW, "x": bytearray(b"ab")}),
-            {**ROW, "w2": dt.timedelta(microseconds=-(2**63))},
+            *({**ROW, "w2": dt.timedelta(microseconds=-(2**63))}, {**ROW, "h": ODD_NAN}),
             {**ROW, "u": dt.datetime(9999, 1, 1, tzinfo=dt.UTC)},
         ],
     )

@@ -21,6 +21,7 @@ from merge_engines.versioned import Versioned
 SCHEMA = pa.schema(
     {"k": pa.int64(), "i": pa.int32(), "s": pa.string(), "b": pa.bool_(), "ts": pa.timestamp("ns", "UTC")}
     | {"bytes": pa.binary(), "list": pa.list_(pa.int8()), "day": pa.date32(), "f": pa.float64()}
+    | {"wide": pa.decimal256(50, 2)}
 )
 
 
@@ -42,6 +43,8 @@ def test_engines_that_fit(engine: MergeEngine) -> None:
         (Aggregate({"s": "sum"}), {"column": "s", "function": "sum", "type": pa.string()}),
         (Aggregate({"i": "sum", "b": "product"}), {"column": "b", "function": "product"}),
         (Aggregate({"b": "max"}), {"column": "b", "function": "max"}),
+        (Aggregate({"wide": "sum"}), {"column": "wide", "function": "sum"}),
+        (Aggregate({"wide": "product"}), {"column": "wide", "function": "product"}),
         (Aggregate({"list": "min"}), {"column": "list", "function": "min"}),
         (Aggregate({"bytes": listagg(";")}), {"column": "bytes", "function": "listagg", "allowed": "string"}),
         (Aggregate({"i": "bool_and"}), {"column": "i", "function": "bool_and", "allowed": "booleans"}),

@@ -121,5 +121,5 @@ class ColumnType:
 
     def packs(self, stored: pa.DataType) -> bool:
         """Whether ``struct`` makes the stored value of a Python value, or raises an error."""
-        # It rounds to floats of 16 bits otherwise than Arrow.
+        # Of a NaN with bits of its own it makes another one of 16 bits than Arrow.
         return self.python in (bool, int, float) and self.struct_code(stored) != "e"
