@@ -102,17 +102,16 @@ class TableEntries:
         added = entries_of(each.index_id, *_where(map(and_, differs, map(bool, after)), after, keys))
         return removed, dict(zip(*added, strict=True))
 
-    def go_on_from(self, former: TableEntries | None) -> None:
+    def go_on_from(self, former: TableEntries) -> None:
         """Take over from the entries as an earlier definition of the table needed them, which has written the rows.
 
         Entries of new indexes are made from now on, but those of unique ones, which are needed by the next write.
         """
-        earlier = () if former is None else former.indexes
-        known = {each.index_id for each in earlier}
-        made_to = {} if former is None else former.made_to
+        known = {each.index_id for each in former.indexes}
         for each in self.indexes:
-            if each.index_id in made_to or (each.index_id not in known and not each.unique):
-                self.made_to[each.index_id] = made_to.get(each.index_id, ROW)
+            id = each.index_id
+            if id in former.made_to or (id not in known and not each.unique):
+                self.made_to[id] = former.made_to.get(id, ROW)
 
     def are_due(self, view: View) -> bool:
         """Whether entries have to be made, or removed, before the table's rows change."""

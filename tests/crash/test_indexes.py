@@ -13,7 +13,7 @@ from tests.crash.recorder import Recorder
 from tests.crash.workload import INDEX_STEPS, script
 from tests.support.proof import Proves
 
-QUICK_STATES_MIN = 30
+QUICK_STATES_MIN = 15
 LONG_STATES_MIN = 5_000
 
 
@@ -30,7 +30,7 @@ def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, 
     seed = 5
     steps = [step for step in script(seed, 6, indexes=True).steps if step.kind in INDEX_STEPS]
     assert {step.kind for step in steps} == INDEX_STEPS
-    report = explored(seed, 6, Limits(draws=1, share=0.012, seed=seed), work, recorder, judges)
+    report = explored(seed, 6, Limits(draws=1, share=0.006, seed=seed), work, recorder, judges)
     tell(*report.lines())
     assert report.states >= QUICK_STATES_MIN
     report.prove(proves)

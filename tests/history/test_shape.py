@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreClosed, UnsupportedOperation
 from logformat.log import arrow_message
+from tests.support.kept import KeptStore
 from tests.support.tables import rows_of
 
 SCHEMA = {"k": "int64", "v": "int64", "s": "string"}
@@ -47,20 +49,24 @@ Fold = dict[int, dict[str, Any]]
 def folded(batches: Any, into: Fold) -> Fold:
     """Rows after changes; a change that does not fit the rows before it fails."""
     for batch in batches:
-        for change in batch.to_pylist():
-            kind, row = change["_change_type"], {name: change[name] for name in ("k", "v", "s")}
-            if kind == "insert":
-                assert row["k"] not in into
-                into[row["k"]] = row
-            elif kind == "update_preimage":
-                assert into[row["k"]] == row
-            elif kind == "update_postimage":
-                assert row["k"] in into
-                into[row["k"]] = row
-            else:
-                assert kind == "delete"
-                assert into.pop(row["k"]) == row
+        fold(batch.to_pylist(), into)
     return into
+
+
+def fold(changes: list[dict[str, Any]], into: Fold) -> None:
+    for change in changes:
+        kind, row = change["_change_type"], {name: change[name] for name in ("k", "v", "s")}
+        if kind == "insert":
+            assert row["k"] not in into
+            into[row["k"]] = row
+        elif kind == "update_preimage":
+            assert into[row["k"]] == row
+        elif kind == "update_postimage":
+            assert row["k"] in into
+            into[row["k"]] = row
+        else:
+            assert kind == "delete"
+            assert into.pop(row["k"]) == row
 
 
 def write(store: kvstore.Store, table: kvstore.Table, kind: str, given: Any) -> None:
@@ -83,6 +89,47 @@ def write(store: kvstore.Store, table: kvstore.Table, kind: str, given: Any) -> 
 
 
 OTHERS = st.sampled_from(list(FILTERS)), st.integers(0, 40), st.integers(0, 40)
+
+
+PASSES: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "a column": lambda row: (row["v"] or 0) > 1,
+    "a null": lambda row: row["s"] is None,
+    "the key": lambda row: row["k"] < 2,
+    "all": lambda _: True,
+    "nothing": lambda _: False,
+    "both": lambda row: row["v"] == 0 or row["s"] == "x",
+}
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
+    kept = KeptStore(tmp_path_factory.mktemp("kept") / "store", durability="none")
+    yield kept
+    kept.store.close()
+
+
+@settings(max_examples=500 // len(FILTERS))
+@given(st.lists(more_writes, max_size=8))
+def test_each_filtered_change_follows_the_change_of_its_offset(kept: KeptStore, history: list[tuple[str, Any]]) -> None:
+    """Of five hundred histories: each is looked at by all filters."""
+    store = kept.empty()
+    table = store.create_table("t", SCHEMA, primary_key="k")
+    for kind, given_rows in history:
+        write(store, table, kind, given_rows)
+    changes = [[change] for batch in table.changelog() for change in batch.to_pylist()]
+    for name, filter in FILTERS.items():
+        shaped: dict[int, list[Any]] = {}
+        for batch in table.changelog(filter=filter):
+            for change in batch.to_pylist():
+                shaped.setdefault(change["_log_offset"], []).append(change)
+        all_rows: Fold = {}
+        seen_rows: Fold = {}
+        for change in changes:
+            fold(change, all_rows)
+            fold(shaped.pop(change[0]["_log_offset"], []), seen_rows)
+            if change[0]["_change_type"] != "update_preimage":
+                assert seen_rows == {key: row for key, row in all_rows.items() if PASSES[name](row)}
+        assert not shaped
 
 
 @given(st.lists(writes, max_size=8), *OTHERS)

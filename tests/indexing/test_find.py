@@ -18,7 +18,7 @@ from kvstore.indexing import entries, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
-from tests.indexing.kept import KeptStore
+from tests.support.kept import KeptStore
 from tests.support.processes import Child, Pipe
 
 SCHEMA = pa.schema(

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 import kvstore
 from kvstore.errors import UniqueViolation, UnsupportedOperation
 from tests.conftest import OpenStore
-from tests.indexing.kept import KeptStore
+from tests.support.kept import KeptStore
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32"}
 BY_HAND: dict[str, Any] = {"commit_wait_ms": 600_000, "commit_idle_ms": 600_000}

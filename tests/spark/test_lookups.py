@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, In
 
@@ -182,3 +183,31 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
             found = table.scan().read_all().to_pylist()
             assert {row["k"]: (row["s"], row["n"]) for row in found} == expected_rows, given.sql
             rows = expected_rows
+
+
+@pytest.mark.spark
+def test_indexes_are_created_used_and_dropped(spark: SparkSession, store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=2)
+    table.upsert([{"k": k, "s": f"s{k % 3000}", "n": k % 7} for k in range(MANY)])
+    table.flush()
+    with catalog_of(spark, store.path) as (name, run):
+        run(f"CREATE INDEX by_s ON TABLE {name}.t (s, n)")
+        run(f"CREATE INDEX IF NOT EXISTS by_s ON {name}.t (s)")
+        assert store.table("t").indexes == {"by_s": ("s", "n")}
+        frame = spark.sql(f"SELECT k FROM {name}.t WHERE s = 's7' AND n < 9")
+        assert sorted(row.k for row in frame.collect()) == list(range(7, MANY, 3000))
+        assert rows_read(frame) == [10]
+        for statement, match in (
+            (f"CREATE INDEX by_s ON {name}.t (n)", "by_s"),
+            (f"CREATE INDEX x ON {name}.t (nowhere)", "nowhere"),
+            (f"CREATE INDEX x ON {name}.t (n) OPTIONS (speed = '9')", "unique"),
+            (f"CREATE INDEX x ON {name}.t USING btree (n)", "unique"),
+            (f"CREATE INDEX x ON {name}.t (n) OPTIONS (unique = 'true')", "bucket key"),
+            (f"DROP INDEX x ON {name}.t", "x"),
+        ):
+            with pytest.raises(PySparkException, match=match):
+                run(statement)
+        run(f"CREATE INDEX u ON {name}.t (k, n) OPTIONS (unique = 'true')")
+        run(f"DROP INDEX by_s ON {name}.t")
+        run(f"DROP INDEX IF EXISTS by_s ON {name}.t")
+        assert store.table("t").indexes == {"u": ("k", "n")}

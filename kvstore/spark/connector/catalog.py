@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -360,6 +360,31 @@ def drop(path: str, name: str) -> None:
     """
     with _writable(path) as store:
         store.drop_table(name)
+
+
+def create_index(path: str, name: str, index: str, columns: Sequence[str], options: Mapping[str, str]) -> None:
+    """Create a secondary index of a table; see :meth:`kvstore.Store.create_index` for errors.
+
+    Raises:
+        InvalidRequest: There is an option other than `unique`, or it is not true or false. Nothing was written.
+    """
+    unique = options.get("unique", "false").lower()
+    if set(options) - {"unique"} or unique not in ("true", "false"):
+        raise InvalidRequest("An index has no option but `unique`, which is true or false.", given=dict(options))
+    with _writable(path) as store:
+        store.create_index(name, index, columns, unique=unique == "true")
+
+
+def drop_index(path: str, name: str, index: str) -> None:
+    """Drop a secondary index of a table; see :meth:`kvstore.Store.drop_index` for errors."""
+    with _writable(path) as store:
+        store.drop_index(name, index)
+
+
+def indexes(path: str, name: str) -> dict[str, list[str]]:
+    """Columns of each secondary index of a table."""
+    with _writable(path) as store:
+        return {index: list(columns) for index, columns in store.table(name).indexes.items()}
 
 
 def rename(path: str, name: str, to: str) -> None:

@@ -126,6 +126,12 @@ def _catalog(request: Message) -> Message:
             key, properties, verb = request.get("key"), request["properties"], request["verb"]
             new = catalog.begin_table(path, table, columns, key, properties, case_sensitive, verb)
             return {"newTable": encode(new), "columns": catalog.columns_of(new.definition).json()}
+        case "createIndex":
+            catalog.create_index(path, table, request["index"], request["columns"], request["options"])
+        case "dropIndex":
+            catalog.drop_index(path, table, request["index"])
+        case "indexes":
+            return {"indexes": catalog.indexes(path, table)}
         case "rename":
             catalog.rename(path, table, request["name"])
         case "drop":

@@ -1,9 +1,14 @@
 package kvstore.spark
 
 import java.util
+import java.util.Properties
+
+import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.SparkSession
+import org.apache.spark.sql.catalyst.analysis.{IndexAlreadyExistsException, NoSuchIndexException}
 import org.apache.spark.sql.connector.catalog.{SupportsRowLevelOperations, TableCapability, TruncatableTable}
+import org.apache.spark.sql.connector.catalog.index.{SupportsIndex, TableIndex}
 import org.apache.spark.sql.connector.expressions.{Expressions, NamedReference}
 import org.apache.spark.sql.connector.read.ScanBuilder
 import org.apache.spark.sql.connector.write._
@@ -11,10 +16,10 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap
 import org.json4s._
 import org.json4s.JsonDSL._
 
-/** A table of a catalog: it takes INSERT, UPDATE, DELETE, MERGE and TRUNCATE. */
+/** A table of a catalog: it takes INSERT, UPDATE, DELETE, MERGE, TRUNCATE, CREATE INDEX and DROP INDEX. */
 class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: String)
     extends StoreTable(loaded.columns, options, Some(loaded), name)
-    with SupportsRowLevelOperations with TruncatableTable {
+    with SupportsRowLevelOperations with TruncatableTable with SupportsIndex {
 
   override def capabilities: util.Set[TableCapability] = {
     val all = util.EnumSet.of(TableCapability.OVERWRITE_BY_FILTER, TableCapability.OVERWRITE_DYNAMIC)
@@ -44,6 +49,36 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
       ("pinned" -> loaded.pinned)
     Helper.plan(Python.of(SparkSession.active), request, "TRUNCATE", name)
     true
+  }
+
+  override def createIndex(
+      index: String, columns: Array[NamedReference],
+      ofColumns: util.Map[NamedReference, util.Map[String, String]], given: util.Map[String, String]): Unit = {
+    if (indexExists(index)) throw new IndexAlreadyExistsException(index, name, None)
+    val all = given.asScala ++ ofColumns.asScala.values.flatMap(_.asScala)
+    askIndexes("createIndex", "create", ("index" -> index) ~ ("options" -> all.toMap) ~
+      ("columns" -> columns.map(_.fieldNames.mkString(".")).toList))
+  }
+
+  override def dropIndex(index: String): Unit = {
+    if (!indexExists(index)) throw new NoSuchIndexException(index, name, None)
+    askIndexes("dropIndex", "drop", "index" -> index)
+  }
+
+  override def indexExists(index: String): Boolean = listIndexes.exists(_.indexName == index)
+
+  override def listIndexes: Array[TableIndex] =
+    (askIndexes("indexes", "find", JObject()) \ "indexes" match {
+      case JObject(fields) => fields.map { case (index, columns) =>
+        new TableIndex(index, "", Key.of(columns), new util.HashMap, new Properties)
+      }
+      case _ => Nil
+    }).toArray
+
+  private def askIndexes(what: String, action: String, request: JObject): JValue = {
+    val known = new CaseInsensitiveStringMap(options)
+    val place = ("path" -> known.get("path")) ~ ("table" -> known.get("table"))
+    Helper.plan(Python.of(SparkSession.active), ("do" -> "catalog") ~ ("to" -> what) ~ place ~ request, action, name)
   }
 
   /** Asks whether the table takes the statement: a refusal comes while it is planned. */
