@@ -14,7 +14,7 @@ import pytest
 import kvstore
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, StoreLocked, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, UnsupportedOperation
 from kvstore.index.index import Index
 from kvstore.indexing import entries
 from logformat import paths
@@ -22,7 +22,6 @@ from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, TableId
 from logformat.rows.entries import ENTRIES, between, record_key
 from tests.conftest import OpenStore
-from tests.support.processes import Child, Pipe
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "tags": pa.list_(pa.string())}
 
@@ -90,24 +89,6 @@ def test_progress_is_by_bucket(store: kvstore.Store) -> None:
     seen: list[tuple[int, int]] = []
     store.create_index("t", "by_age", "age", progress=lambda *done: seen.append(done))
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-def write(pipe: Pipe, path: Path) -> None:
-    with kvstore.open(path) as store:
-        store.table("t").upsert({"id": 5000, "mail": "other"})
-        pipe.send(None)
-        pipe.recv()
-
-
-def test_a_table_that_another_process_writes_is_refused(open_store: OpenStore, store_path: Path) -> None:
-    with open_store() as store:
-        filled(store)
-    with open_store() as store, Child(write, store_path) as child:
-        child.pipe.recv()
-        with pytest.raises(StoreLocked):
-            store.create_index("t", "by_mail", ["mail"])
-        assert store.table("t").indexes == {}
-        child.pipe.send(None)
 
 
 def test_what_a_killed_process_left_is_made_again(
