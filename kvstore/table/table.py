@@ -25,6 +25,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
+from kvstore.read.scan import check_filter
 from kvstore.request.increments import Amounts, Incremented, first_row
 from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
@@ -253,6 +254,7 @@ class Table(ReadTable):
         """
         self._reading.access.check_writable()
         definition = self._reading.keyed()
+        check_filter(where, definition.schema)
         return self._apply_where(definition, where, update(definition, where, values))
 
     def put_if(self, row: Any, expected: Any) -> bool:
