@@ -198,7 +198,8 @@ class Sender:
             if handle.is_owned_elsewhere():
                 raise StoreLocked(
                     "Another process writes this bucket, and takes no requests of others: it is stopped, or does"
-                    " exclusive work such as a repair, or is of an older version. Wait until it is done, or end it.",
+                    ' exclusive work such as a repair, or has another durability than "sync", or is of an older'
+                    " version. Wait until it is done, or end it.",
                     **refused.where,
                 ) from refused
             return None

@@ -349,18 +349,18 @@ class StoreRuntime:
         Raises:
             UniqueViolation: Two rows have the same values in a new unique index. Nothing was changed.
         """
-        handles = self.open_table(definition).handles
-        for handle in handles:
-            handle.take()
-        # Before the catalog has the index, which refuses writes: if the process is killed, there is none.
-        now = self.catalog().tables[definition.id]
-        indexes = altered(now).indexes
-        for index in indexes.known if indexes else ():
-            for handle in handles if index.unique and index not in now.indexes else ():
-                with handle.snapshot() as view:
-                    if (found := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
-                        raise violation(now, index, *found)
-        self.alterations.alter(definition, altered)
+        opened = self.open_table(definition)
+        handles = opened.handles
+        with opened.commits.turn(keeps=True):  # a process that writes the buckets hands them over
+            # Before the catalog has the index, which refuses writes: if the process is killed, there is none.
+            now = self.catalog().tables[definition.id]
+            indexes = altered(now).indexes
+            for index in indexes.known if indexes else ():
+                for handle in handles if index.unique and index not in now.indexes else ():
+                    with handle.snapshot() as view:
+                        if (found := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
+                            raise violation(now, index, *found)
+            self.alterations.alter(definition, altered)
 
     def make_entries(self, definition: TableDefinition, progress: Callable[[int, int], object]) -> None:
         """Make the entries that secondary indexes of a table lack.

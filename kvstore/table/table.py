@@ -32,6 +32,7 @@ from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
+from kvstore.read.scan import check_filter
 from kvstore.request.encoded import SmallConditional, SmallRequest, encoded_writes
 from kvstore.request.increments import Amounts, Incremented, first_row
 from kvstore.request.partition import spread
@@ -263,6 +264,7 @@ class Table(ReadTable):
         """
         self._reading.access.check_writable()
         definition = self._reading.keyed()
+        check_filter(where, definition.schema)
         return self._apply_where(definition, where, update(definition, where, values))
 
     def put_if(self, row: Any, expected: Any) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import kvstore
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, StoreLocked, UnsupportedOperation
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, UnsupportedOperation
 from kvstore.index.index import Index
 from kvstore.indexing import entries
 from logformat import paths
@@ -25,7 +25,6 @@ from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, TableId
 from logformat.rows.entries import ENTRIES, between, record_key
 from tests.conftest import OpenStore
-from tests.support.processes import Child, Pipe
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "tags": pa.list_(pa.string())}
 
@@ -152,24 +151,6 @@ def test_a_call_that_ends_early_leaves_no_index(store: kvstore.Store) -> None:
             assert view.entries_records() == {}
     store.create_index("t", "by_mail", "mail")
     assert entry_counts(table) == {3: 100}
-
-
-def write(pipe: Pipe, path: Path) -> None:
-    with kvstore.open(path) as store:
-        store.table("t").upsert({"id": 5000, "mail": "other"})
-        pipe.send(None)
-        pipe.recv()
-
-
-def test_a_table_that_another_process_writes_is_refused(open_store: OpenStore, store_path: Path) -> None:
-    with open_store() as store:
-        filled(store)
-    with open_store() as store, Child(write, store_path) as child:
-        child.pipe.recv()
-        with pytest.raises(StoreLocked):
-            store.create_index("t", "by_mail", ["mail"])
-        assert store.table("t").indexes == {}
-        child.pipe.send(None)
 
 
 def create(pipe: Pipe, path: Path) -> None:

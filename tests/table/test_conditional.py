@@ -214,6 +214,9 @@ class TestWhere:
                 table.delete(where=where)
             with pytest.raises(InvalidRequest):
                 table.update_where(where, {"n": 1})
+        for each in (table, store.create_table("empty", table.schema, primary_key="k")):
+            with pytest.raises(InvalidRequest, match="must be a pyarrow"):
+                each.update_where(None, {"n": 1})  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest, match="either"):
             table.delete([1], where=pc.field("n") > 1)
         with pytest.raises(InvalidRequest, match="Give keys, or a condition"):
