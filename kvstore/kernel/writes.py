@@ -48,7 +48,7 @@ class Table:
             else:
                 parts.append((kind, width, places[f"c{number}"][1], number))
                 number += 1
-        ways = [_way(schema.field(name).type) for name in key]
+        ways = [way_of(schema.field(name).type) for name in key]
         columns = list(map(schema.get_field_index, key))
         # Of a text, the byte that ends it.
         self.key_bytes = 1 + sum(1 if parts[at][0] == _VARIABLE else parts[at][1] for at in columns)
@@ -202,7 +202,8 @@ def _exported(rows: pa.RecordBatch) -> tuple[int, Any]:
     return _pointer_of(array, b"arrow_array"), array
 
 
-def _way(kind: pa.DataType) -> int:
+def way_of(kind: pa.DataType) -> int:
+    """How a column of the key is encoded."""
     if is_variable(kind):
         return _TEXT
     if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):

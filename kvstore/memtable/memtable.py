@@ -27,7 +27,7 @@ from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, View
 from kvstore.memtable.layers import Layers
 from kvstore.memtable.run import Run
-from kvstore.memtable.view import NewerView
+from kvstore.memtable.view import Layer, NewerView, first_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
@@ -175,6 +175,7 @@ class Memtable:
         self.index = index
         self.entries: MovedEntries | None = None
         self.derived: tuple[tuple[Mapping[bytes, bytes], Any], ...] = ()
+        self._ordered: tuple[tuple[Mapping[bytes, bytes], Layer], ...] = ()
         self._pending = Layers[bytes, bytes]()
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -241,6 +242,33 @@ class Memtable:
             found = self.index.environment.at_once(within)
             if found is not None:
                 return found[0]
+
+    def first(
+        self, most: int, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """The first rows of a range of everything that is published; see :meth:`View.first`.
+
+        Raises:
+            CorruptData: A page of the index is damaged.
+        """
+
+        def look(transaction: Transaction, layers: tuple[dict[bytes, bytes], ...]) -> Any:
+            tree = View(transaction)
+            if not layers:
+                return tree.first(most, start, stop, reverse=reverse)
+            return first_of(tree, self._in_order_of(layers), most, start, stop, reverse=reverse)
+
+        found: tuple[list[tuple[bytes, bytes]], bool] = self.at_once(look)
+        return found
+
+    def _in_order_of(self, layers: tuple[dict[bytes, bytes], ...]) -> list[Layer]:
+        """Layers with their keys in order; what was put in order is kept as long as it is asked for."""
+        known = self._ordered
+        self._ordered = ordered = tuple(
+            next((each for each in known if each[0] is layer), None) or (layer, _sorted_layer(layer))
+            for layer in layers
+        )
+        return [layer for _, layer in ordered]
 
     @contextmanager
     def view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
@@ -378,7 +406,7 @@ class Memtable:
         assert merge is not None
         merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree, self.derived = None, merge.state, ()
+            self._merge, self._tree, self.derived, self._ordered = None, merge.state, (), ()
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -405,6 +433,11 @@ def _in_order(rows: Layers[bytes, bytes]) -> tuple[list[bytes], list[bytes]]:
     names, order = _ordered(rows)
     keys = list(map(names.__getitem__, order.tolist()))
     return keys, _rows_of(keys, rows)
+
+
+def _sorted_layer(rows: Mapping[bytes, bytes]) -> Layer:
+    keys = sorted(rows)
+    return Layer(keys, lambda low, high: [(key, rows[key]) for key in keys[low:high]])
 
 
 def _ordered(rows: Layers[bytes, bytes]) -> tuple[list[bytes], np.ndarray]:
