@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_left
 from collections.abc import ItemsView, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn, Protocol
 
@@ -44,6 +46,10 @@ _AFTER_STATE = b"\x00\x00"
 _WRITER = b"\x01"
 _WRITER_KEY = struct.Struct(">cq")
 _STEP_ROWS = 256
+_FIRST_ROWS, _STEP_GROWS = 32, 4
+"""So many rows are read first of a range that may be short; then so many times more."""
+FEW_BYTES = 4 << 20
+"""Rows of more bytes are not a few."""
 _CURSOR_KEYS_MIN = 4
 """To open a cursor costs as much as to put some rows."""
 
@@ -174,6 +180,32 @@ class View:
             keys, values = zip(*reversed(waiting), strict=True)
             yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
             step = chunk
+
+    def first(
+        self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """Keys and values of the first rows of a range, in order; or of the last ones, from the last on.
+
+        Args:
+            most: How many rows, at most; fewer are read if they have more than :data:`FEW_BYTES`.
+
+        Returns:
+            And whether there are no others in the range.
+        """
+        pairs = self._backwards(start, stop) if reverse else self._between(start, None)
+        found: list[tuple[bytes, bytes]] = []
+        step = _FIRST_ROWS
+        while step := min(step, most - len(found)):
+            some = list(islice(pairs, step))
+            found += some
+            if stop is not None and some and some[-1][0] >= stop:
+                return found[: bisect_left(found, stop, key=itemgetter(0))], True
+            if len(some) < step:
+                return found, True
+            if len(found) < most and sum(map(len, map(itemgetter(1), some))) > FEW_BYTES // most * step:
+                break
+            step *= _STEP_GROWS
+        return found, False
 
     def _backwards(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         with self._transaction.cursor() as cursor:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import pyarrow.compute as pc
-
 from kvstore.index.index import View
 from kvstore.indexing.conditions import Condition
 from kvstore.indexing.entries import columns_of
-from kvstore.indexing.filters import conditions_in
 from kvstore.indexing.find import FEW_ROWS, SHARE_MAX, Named, named_rows
 from kvstore.meta.state import TableDefinition
 
@@ -31,13 +28,6 @@ class Asked:
     definition: TableDefinition
     conditions: Sequence[Condition]
     is_part: bool
-
-    @classmethod
-    def by(cls, definition: TableDefinition, filter: pc.Expression | None, *, is_part: bool) -> Asked | None:
-        """What a filter asks for; None if no index can help."""
-        if filter is None or not definition.indexes:
-            return None
-        return cls.of(definition, conditions_in(filter, definition.schema), is_part=is_part)
 
     @classmethod
     def of(cls, definition: TableDefinition, conditions: Sequence[Condition], *, is_part: bool = False) -> Asked | None:

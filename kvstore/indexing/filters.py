@@ -1,8 +1,10 @@
-"""What a filter of a scan asks of single columns, so that a secondary index can be searched for it.
+"""What a filter of a scan asks of single columns, so that the key, or a secondary index, can be searched for it.
 
 pyarrow shows the parts of an expression only in the form in which it pickles it: an Arrow file, whose one row has the
 literals and the options of functions, and whose metadata have the parts in their order. What is not understood here is
-left out, which makes the conditions weaker and never wrong: they only say which rows to look at.
+left out, which makes the conditions weaker and never wrong: they only say which rows to look at. A filter that is
+nothing but comparisons of columns with values is understood wholly; a few rows are then tested a hundred times faster
+than by the expression, for which Arrow makes a plan each time.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.indexing.conditions import Condition
+from logformat.rows import intake
+from logformat.rows.python_values import MISFITS
 
 Known: TypeAlias = Mapping[str, Condition]
 """What is true of every row that passes a part of a filter, by column."""
@@ -41,30 +45,92 @@ class _Literal:
     values: pa.Array
 
 
+class Comparison(NamedTuple):
+    """A comparison of a column with a value of its type, or with several if the function is ``is_in``."""
+
+    column: str
+    function: str
+    value: pa.Scalar | pa.Array
+
+    def of(self, rows: pa.RecordBatch) -> pa.Array:
+        """Whether it is true for each row, bool; for a null it is false or null."""
+        column = rows.column(self.column)
+        if self.function == "is_in":
+            return pc.is_in(column, value_set=self.value)
+        return pc.call_function(self.function, [column, self.value])
+
+
+@dataclass(frozen=True)
+class Understood:
+    """What is understood of a filter.
+
+    Attributes:
+        conditions: True for every row for which the filter is true, each about another column.
+        comparisons: All that the filter asks: it is true where all of them are; None if it asks something else.
+    """
+
+    conditions: Sequence[Condition]
+    comparisons: Sequence[Comparison] | None = None
+
+    def matching(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows for which all comparisons are true."""
+        assert self.comparisons
+        return rows.filter(reduce(pc.and_, (each.of(rows) for each in self.comparisons)))
+
+
 @dataclass(frozen=True)
 class _Part:
-    """A part that is a condition, or nothing that is known."""
+    """A part that is a condition, or nothing that is known.
+
+    Attributes:
+        comparisons: See :class:`Understood`.
+    """
 
     known: Known
+    comparisons: tuple[Comparison, ...] | None = None
 
 
 _UNKNOWN = _Part({})
 _Operand: TypeAlias = _Column | _Literal | _Part
 
 
-def conditions_in(filter: pc.Expression, schema: pa.Schema) -> list[Condition]:
-    """Conditions that are true for every row for which a filter is true, each about another column.
+def understood(filter: pc.Expression, schema: pa.Schema) -> Understood:
+    """What is understood of a filter; if that is all of it, the filter fits the columns.
 
     Args:
-        filter: It fits the columns.
         schema: Columns of the table.
     """
+    found = _read(filter, schema)
+    comparisons = found.comparisons if isinstance(found, _Part) else None
+    try:
+        for each in comparisons or ():
+            each.of(intake.empty(schema))
+    except MISFITS:
+        comparisons = None  # a type without an order
+    return Understood(list(_truth(found, schema).values()), comparisons)
+
+
+def has_nan(filter: pc.Expression) -> bool:
+    """Whether a filter has a literal that is no number; True if that can't be said."""
+    read = _pickled(filter)
+    return read is None or any(
+        pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py() for column in read[0].columns
+    )
+
+
+def _pickled(filter: pc.Expression) -> tuple[pa.RecordBatch, pa.Message] | None:
     try:
         _, (pickled,) = filter.__reduce__()
-        literals = pa.ipc.open_file(pickled).get_batch(0)
-        message = pa.ipc.read_message(pickled.slice(_MAGIC_BYTES))
+        return pa.ipc.open_file(pickled).get_batch(0), pa.ipc.read_message(pickled.slice(_MAGIC_BYTES))
     except pa.ArrowException:
-        return []  # such as a column by its place; or a later pyarrow has another form
+        return None  # such as a column by its place; or a later pyarrow has another form
+
+
+def _read(filter: pc.Expression, schema: pa.Schema) -> _Operand:
+    read = _pickled(filter)
+    if read is None:
+        return _UNKNOWN
+    literals, message = read
     calls: list[list[_Operand]] = [[]]
     options: list[Any] = [None]
     for kind, text in _metadata(message.metadata.to_pybytes()):
@@ -82,15 +148,15 @@ def conditions_in(filter: pc.Expression, schema: pa.Schema) -> list[Condition]:
                 found = _known(text, calls.pop(), options.pop(), schema)
                 calls[-1].append(found)
             case _:
-                return []
-    return list(_truth(calls[0][0], schema).values())
+                return _UNKNOWN
+    return calls[0][0]
 
 
 def _known(function: str, operands: Sequence[_Operand], options: Any, schema: pa.Schema) -> _Part:
     """What is true of a row for which a call is true."""
     match operands:
         case [one, other] if function in ("and_kleene", "and"):
-            return _Part(_both(_truth(one, schema), _truth(other, schema)))
+            return _Part(_both(_truth(one, schema), _truth(other, schema)), _all_of(one, other))
         case [one, other] if function in ("or_kleene", "or"):
             return _Part(_either(_truth(one, schema), _truth(other, schema)))
         case [condition, one, _Literal(other)] if function == "if_else" and other[0].as_py() is not True:
@@ -100,7 +166,8 @@ def _known(function: str, operands: Sequence[_Operand], options: Any, schema: pa
         case [_Literal(values), _Column(name)] if function in _COMPARISONS:
             return _compared(name, _TURNED[function], values, schema)
         case [_Column(name)] if function == "is_in" and options is not None:
-            return _one_of(name, options.field("value_set")[0].values, schema)
+            values = options.field("value_set")[0].values
+            return _one_of(name, values, schema, "is_in" if _is_plain_set(values) else None)
         case [_Column(name)] if function == "is_null" and not options.field("nan_is_null")[0].as_py():
             return _one_of(name, pa.nulls(1), schema)
         case [_Column(name)] if function == "invert" and _type_of(name, schema) == pa.bool_():
@@ -116,21 +183,44 @@ def _truth(operand: _Operand, schema: pa.Schema) -> Known:
     return operand.known if isinstance(operand, _Part) else {}
 
 
+def _all_of(*parts: _Operand) -> tuple[Comparison, ...] | None:
+    found: tuple[Comparison, ...] = ()
+    for part in parts:
+        if not isinstance(part, _Part) or part.comparisons is None:
+            return None
+        found += part.comparisons
+    return found
+
+
+def _is_plain_set(values: pa.Array) -> bool:
+    """Whether a set has each value once in one form: it tells the zeros of floats apart."""
+    return not (values.null_count or pa.types.is_floating(values.type))
+
+
 def _compared(name: str, function: str, literal: pa.Array, schema: pa.Schema) -> _Part:
     if literal.null_count:
         return _UNKNOWN
     if function == "equal":
-        return _one_of(name, literal, schema)
+        return _one_of(name, literal, schema, "equal")
     values = _exact(literal, _type_of(name, schema))
     if values is None:
         return _UNKNOWN
     is_low = function.startswith("greater")
-    return _Part({name: Condition(name, None, values[0] if is_low else None, None if is_low else values[0])})
+    known = {name: Condition(name, None, values[0] if is_low else None, None if is_low else values[0])}
+    return _Part(known, (Comparison(name, function, values[0]),))
 
 
-def _one_of(name: str, values: pa.Array, schema: pa.Schema) -> _Part:
+def _one_of(name: str, values: pa.Array, schema: pa.Schema, function: str | None = None) -> _Part:
+    """A part that is true for some values only.
+
+    Args:
+        function: Compares with them, if that is all that the part asks.
+    """
     found = _exact(values, _type_of(name, schema))
-    return _UNKNOWN if found is None else _Part({name: Condition(name, found.unique())})
+    if found is None:
+        return _UNKNOWN
+    comparisons = function and (Comparison(name, function, found[0] if function == "equal" else found),)
+    return _Part({name: Condition(name, found.unique())}, comparisons or None)
 
 
 def _beginning(name: str, pattern: Any, schema: pa.Schema, *, is_like: bool) -> _Part:

@@ -59,6 +59,12 @@ def row_hasher() -> Callable[[bytes, int, bytes, int], int] | None:
     return None if library is None else _of_few_rows(library).hash
 
 
+def few_decoder() -> Callable[..., int] | None:
+    """The function that decodes a few rows; see :class:`kvstore.kernel.few.FewRows`."""
+    library = kernel()
+    return None if library is None else _of_few_rows(library).decode
+
+
 def record_maker() -> RecordMaker | None:
     """The function that makes change records; see :class:`kvstore.kernel.changes.ChangeMaker`.
 
@@ -136,6 +142,7 @@ class _OfFewRows(NamedTuple):
     bucket: Callable[[bytes, int, int, int], int]
     hash: Callable[[bytes, int, bytes, int], int]
     changes: Callable[..., int]
+    decode: Callable[..., int]
 
 
 @cache
@@ -144,4 +151,5 @@ def _of_few_rows(loaded: ctypes.CDLL) -> _OfFewRows:
     # Types of arguments are not declared: ctypes passes bytes and small numbers in half the time without.
     library.kv_hash.restype = ctypes.c_uint64
     library.kv_changes.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
-    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes)
+    library.kv_few.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes, library.kv_few)

@@ -51,7 +51,7 @@ class Table:
             else:
                 parts.append((kind, width, places[f"c{number}"][1], number))
                 number += 1
-        ways = [_WAYS[layout_of(schema.field(name).type)] for name in key]
+        ways = [way_of(schema.field(name).type) for name in key]
         columns = list(map(schema.get_field_index, key))
         # Of a text, the byte that ends it.
         self.key_bytes = 1 + sum(1 if parts[at][0] == _VARIABLE else parts[at][1] for at in columns)
@@ -223,6 +223,11 @@ def _exported(rows: pa.RecordBatch) -> tuple[int, Any]:
     """The address of rows in Arrow's C data interface, and what keeps it valid."""
     _, array = rows.__arrow_c_array__()
     return _pointer_of(array, b"arrow_array"), array
+
+
+def way_of(kind: pa.DataType) -> int:
+    """How a column of the key is encoded."""
+    return _WAYS[layout_of(kind)]
 
 
 def address_of(array: np.ndarray | bytes) -> int:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
 from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import Layer, Layers
 from kvstore.memtable.run import Run
 from kvstore.memtable.sorted_rows import SortedRows
-from kvstore.memtable.view import NewerView
+from kvstore.memtable.view import NewerView, OrderedLayer, first_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
@@ -163,6 +163,7 @@ class Memtable:
         self.index = index
         self.entries: MovedEntries | None = None
         self.derived: tuple[tuple[RowLayer, Any], ...] = ()
+        self._ordered: tuple[tuple[Layer[bytes, bytes], OrderedLayer], ...] = ()
         self._pending: dict[bytes, bytes] = {}
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -223,6 +224,32 @@ class Memtable:
             found = self.index.environment.at_once(within)
             if found is not None:
                 return found[0]
+
+    def first(
+        self, most: int, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """The first rows of a range of everything that is published; see :meth:`View.first`.
+
+        Raises:
+            CorruptData: A page of the index is damaged.
+        """
+
+        def look(transaction: Transaction, layers: Sequence[Layer[bytes, bytes]]) -> Any:
+            tree = View(transaction)
+            if not layers:
+                return tree.first(most, start, stop, reverse=reverse)
+            return first_of(tree, self._in_order_of(layers), most, start, stop, reverse=reverse)
+
+        found: tuple[list[tuple[bytes, bytes]], bool] = self.at_once(look)
+        return found
+
+    def _in_order_of(self, layers: Sequence[Layer[bytes, bytes]]) -> list[OrderedLayer]:
+        """Layers with their keys in order; what was put in order is kept as long as it is asked for."""
+        known = self._ordered
+        self._ordered = ordered = tuple(
+            next((each for each in known if each[0] is layer), None) or (layer, _ordered(layer)) for layer in layers
+        )
+        return [layer for _, layer in ordered]
 
     @contextmanager
     def view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
@@ -391,7 +418,7 @@ class Memtable:
         assert merge is not None
         merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree, self.derived = None, merge.state, ()
+            self._merge, self._tree, self.derived, self._ordered = None, merge.state, (), ()
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -407,6 +434,13 @@ def _halfway(before: IndexState, after: IndexState) -> IndexState:
     """The state of an index with some of the changes from one state to another."""
     base, position, offset = after.synced_base, after.synced_position, after.synced_offset
     return before._replace(synced_base=base, synced_position=position, synced_offset=offset, merging=after)
+
+
+def _ordered(layer: Layer[bytes, bytes]) -> OrderedLayer:
+    if isinstance(layer, Run):
+        return OrderedLayer.of(layer)
+    keys, rows = sorted(layer), cast("dict[bytes, bytes]", layer)
+    return OrderedLayer(keys, lambda low, high: [(key, rows[key]) for key in keys[low:high]])
 
 
 def _over(tree: View, published: Published) -> View:

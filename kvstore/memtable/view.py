@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.index.found_rows import FoundRows
-from kvstore.index.index import Layer, View
+from kvstore.index.index import FEW_BYTES, Layer, View
 from kvstore.index.leaves import CHUNK_BYTES
 from kvstore.memtable.run import FEW_KEYS, Run, found_over, merged
 from logformat import binary_column
@@ -19,6 +20,7 @@ from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 from logformat.rows.keys import ROW
 
+_STEP_GROWS = 4
 FEW_OF = 256
 """Newer rows are put among this many times as many older ones one by one; more of them are sorted with these."""
 
@@ -114,6 +116,12 @@ class NewerView(View):
             end = place
         yield from reversed(list(_in_chunks(newer.slice(0, end).there(), chunk)))
 
+    def first(
+        self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """See :meth:`View.first`."""
+        return first_of(self._tree, [OrderedLayer.of(self._run())], most, start, stop, reverse=reverse)
+
     def bounds(self) -> tuple[bytes, bytes] | None:
         """A key at or before the first, and one at or after the last; None if there are no rows."""
         newer, older = self._run().keys, self._tree.bounds()
@@ -154,6 +162,53 @@ class NewerView(View):
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`; without what is newer."""
         return self._tree.leaf_bytes()
+
+
+class OrderedLayer(NamedTuple):
+    """Rows that are newer than an index, or than an older layer.
+
+    Attributes:
+        keys: Sorted.
+        rows: Returns the keys from one place to another (exclusive), each with its row, empty if it was deleted.
+    """
+
+    keys: Sequence[bytes] | BinaryColumn
+    rows: Callable[[int, int], Iterable[tuple[bytes, bytes]]]
+
+    @classmethod
+    def of(cls, run: Run) -> OrderedLayer:
+        """Those of a run."""
+        return cls(run.keys, lambda low, high: run.slice(low, high).pairs())
+
+
+def first_of(
+    tree: View, layers: Sequence[OrderedLayer], most: int, start: bytes, stop: bytes | None, *, reverse: bool
+) -> tuple[list[tuple[bytes, bytes]], bool]:
+    """See :meth:`View.first`, of an index and the layers over it, of which the newest is the first."""
+    found: list[tuple[bytes, bytes]] = []
+    step = most
+    while True:
+        pairs, is_all = tree.first(step, start, stop, reverse=reverse)
+        ends = [] if is_all else [pairs[-1][0]]  # what comes after it is not known yet
+        newer: dict[bytes, bytes] = {}
+        for keys, rows in reversed(layers):
+            low = bisect_left(keys, start)
+            high = len(keys) if stop is None else bisect_left(keys, stop, low)
+            if high - low > step:
+                low, high = (high - step, high) if reverse else (low, low + step)
+                ends.append(keys[low] if reverse else keys[high - 1])
+            newer.update(rows(low, high))
+        if not newer:
+            found += pairs
+            return found[:most], is_all and len(found) <= most
+        end = (max if reverse else min)(ends, default=None)
+        both = dict(pairs) | newer
+        known = both if end is None else [key for key in both if (key >= end if reverse else key <= end)]
+        found += ((key, row) for key in sorted(known, reverse=reverse) if (row := both[key]))
+        if end is None or len(found) >= most or sum(len(row) for _, row in found) > FEW_BYTES:
+            return found[:most], end is None and len(found) <= most
+        start, stop = (start, end) if reverse else (end + b"\0", stop)
+        step *= _STEP_GROWS  # most of what was read was deleted
 
 
 def _laid_over(older: FoundRows, newer: Run) -> Run:

@@ -1,9 +1,10 @@
 """Pruning: the ranges of keys, and of offsets in a log, in which a filter can be true.
 
-Arrow decides: the keys are divided into ranges, and for each range Arrow evaluates whether the filter can be true for
-keys between the range's ends. Ranges in which only some parts can match are divided again. Keys are divided where the
-pages of the index begin, so it takes as many steps as the tree has levels, whatever the keys are. A log is divided
-between batches, whose offset, version and time are known.
+A filter of which every part is a comparison says by itself where the keys are. For any other, Arrow decides: the keys
+are divided into ranges, and for each range Arrow evaluates whether the filter can be true for keys between the range's
+ends. Ranges in which only some parts can match are divided again. Keys are divided where the pages of the index begin,
+so it takes as many steps as the tree has levels, whatever the keys are. A log is divided between batches, whose offset,
+version and time are known.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import pyarrow.compute as pc
 
 from kvstore.index.index import View
 from kvstore.index.leaves import Leaves
+from kvstore.indexing.filters import Understood, has_nan, understood
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
-from kvstore.read.scan import KeyRange
+from kvstore.read.ranges import sought
+from kvstore.read.scan import KeyRange, common
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId, Offset
@@ -41,17 +44,30 @@ Place = TypeVar("Place", bytes, Offset)
 
 
 def ranges_where(
-    view: View, definition: TableDefinition, filter: pc.Expression, *, beyond: bool = False
+    view: View,
+    definition: TableDefinition,
+    filter: pc.Expression,
+    known: Understood | None = None,
+    *,
+    beyond: bool = False,
 ) -> list[KeyRange]:
     """Disjoint ranges of keys, in order; no row outside of them passes the filter.
 
     Args:
+        known: What is understood of the filter, if the caller has asked.
         beyond: Include keys before the current first key and after the last one: earlier states may have had rows
             there.
     """
     bounds = view.bounds()
     if bounds is None:
         return [KeyRange()] if beyond else []
+    known = known or understood(filter, definition.schema)
+    keys = sought(definition, known.conditions)
+    if keys is not None and known.comparisons is not None and len(keys.ranges) <= RUNS_MAX:
+        of_key = {*layout_of(definition).key_names}
+        if keys.columns == len(of_key.intersection(each.column for each in known.conditions)):
+            whole = KeyRange() if beyond else KeyRange(bounds[0], bounds[1] + b"\0")
+            return [each for each in (common(each, whole) for each in keys.ranges) if each is not None]
     ranges = [bounds] if view.leaves is None else _pages_where(view.leaves, bounds, definition, filter)
     found = [KeyRange(first, last + b"\0") for first, last in _joined(sorted(ranges))]
     return _with_outside(found, bounds, definition, filter) if beyond else found
@@ -195,6 +211,8 @@ def _between(fields: Sequence[pc.Expression], low: Sequence[pa.Scalar], high: Se
 
 def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filter: pc.Expression) -> list[int]:
     """Indices of the guarantees under which the filter can be true."""
+    if has_nan(filter):
+        return list(range(len(guarantees)))  # Arrow takes it for a number that is greater than all
     import pyarrow.dataset as ds  # it imports pandas where there is one, which takes longer than all of kvstore
     from pyarrow.fs import LocalFileSystem
 

@@ -1,5 +1,7 @@
 """Ranges of a scan: which keys it reads, in which direction, and the order over several buckets.
 
+A range is what a caller gives, or what conditions on the key's columns leave of it.
+
 Encoded keys have the order of their values, and the code of a key's first columns is the beginning of every key with
 these values. So each end of a range is one encoded key, or the beginning of one.
 """
@@ -17,6 +19,8 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.indexing.conditions import Condition
+from kvstore.indexing.find import SOUGHT_MAX
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, common
 from kvstore.request.partition import buckets_of_rows
@@ -60,15 +64,18 @@ def span_of(definition: TableDefinition, start: Any, stop: Any, prefix: Any, rev
     if not isinstance(reverse, bool):
         raise InvalidRequest("`reverse` is True or False.", reverse=shown(reverse))
     layout = layout_of(definition)
-    first, end = (
-        None if each is None else _code(layout, prefix_row(each, layout.key_schema, argument))
-        for argument, each in (("start", start), ("stop", stop))
-    )
+    first = None if start is None else _end_code(layout, "start", start)
+    end = None if stop is None else _end_code(layout, "stop", stop)
     # No key of the table is longer, and none is the beginning of another: a cut leaves as many keys before it.
     low = ROW if first is None else first[:KEY_BYTES_MAX]
     high = None if end is None else max(low, end[:KEY_BYTES_MAX])
     span = Span(KeyRange(low, high), reverse)
     return span if prefix is None else _within_prefix(span, definition, prefix)
+
+
+def _end_code(layout: TableLayout, argument: str, given: Any) -> bytes:
+    code = layout.single.encode_key(given)  # of a whole key
+    return _code(layout, prefix_row(given, layout.key_schema, argument)) if code is None else code
 
 
 def _within_prefix(span: Span, definition: TableDefinition, prefix: Any) -> Span:
@@ -105,6 +112,58 @@ def _divided(prefix: Any, layout: TableLayout) -> tuple[pa.RecordBatch | None, b
     if is_variable(last.type):
         beginning = layout.keys.encode_prefix([pa.array([beginning], pa.binary())])[0][len(ROW) : -_END_BYTES]
     return (prefix_row(values, layout.key_schema) if values else None), beginning
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Keys of all rows that can meet some conditions.
+
+    Attributes:
+        ranges: Where they are, disjoint and in order.
+        keys: They, sorted, if they are known one by one.
+        columns: How many columns of the key the conditions are about.
+    """
+
+    ranges: list[KeyRange]
+    keys: BinaryColumn | None
+    columns: int
+
+
+def sought(definition: TableDefinition, conditions: Sequence[Condition]) -> Sought | None:
+    """The keys that conditions leave; None if these do not begin with the key's first column."""
+    by_column, layout = {each.column: each for each in conditions}, layout_of(definition)
+    used, codes = 0, [ROW]
+    condition = None
+    for name in layout.key_names:
+        condition = by_column.get(name)
+        if condition is None or condition.values is None or len(codes) * len(condition.values) > SOUGHT_MAX:
+            break
+        parts = _codes(layout, condition.values)
+        codes = [code + part for code in codes for part in parts]
+        used += 1
+    codes = [code for code in codes if len(code) <= KEY_BYTES_MAX]  # there is no longer key
+    if used == len(layout.key_names):
+        return Sought([KeyRange(code, code + b"\0") for code in codes], BinaryColumn.from_list(codes), used)
+    ranges = []
+    if condition is not None and condition.values is None:
+        used += 1
+        low, high = (
+            b"" if end is None else _codes(layout, pa.array([end]))[0] for end in (condition.low, condition.high)
+        )
+        for code in codes:
+            # Cut as the ends of a span.
+            start, stop = (code + low)[:KEY_BYTES_MAX], after((code + high)[:KEY_BYTES_MAX])
+            if stop is None or start < stop:
+                ranges.append(KeyRange(start, stop))
+    elif used:
+        ranges = [KeyRange(code, after(code)) for code in codes]
+    return Sought(ranges, None, used) if used else None
+
+
+def _codes(layout: TableLayout, values: pa.Array) -> list[bytes]:
+    """Codes of values of a key's column, sorted, each once; no key has a null."""
+    found = layout.keys.encode_prefix([values.drop_null()]).to_list()
+    return sorted({code[len(ROW) :] for code in found})
 
 
 def prefix_row(prefix: Any, key_schema: pa.Schema, argument: str = "prefix") -> pa.RecordBatch:

@@ -22,6 +22,7 @@ from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import View
+from kvstore.indexing.filters import understood
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, milliseconds, one_offset
 from kvstore.read.time_travel import FirstChanges, check_undoable, first_changes
@@ -265,6 +266,35 @@ def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogReads, no
     return offset
 
 
+class RowFilter:
+    """A filter of the rows of a table.
+
+    Args:
+        expression: What a caller gave.
+        schema: Columns of the table.
+
+    Attributes:
+        expression: The argument.
+        understood: What is known of it.
+
+    Raises:
+        InvalidRequest: See :func:`check_filter`.
+    """
+
+    def __init__(self, expression: Any, schema: pa.Schema) -> None:
+        _check_expression(expression)
+        self.expression: pc.Expression = expression
+        self.understood = understood(expression, schema)
+        if self.understood.comparisons is None:
+            check_filter(expression, schema)
+
+    def passing(self, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """See :func:`rows_where`."""
+        if self.understood.comparisons is None:
+            return rows_where(rows, self.expression)
+        return map(self.understood.matching, rows)
+
+
 def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
     """Rows for which an expression is true.
 
@@ -281,11 +311,15 @@ def check_filter(filter: Any, schema: pa.Schema) -> None:
     Raises:
         InvalidRequest: It is not an expression, not a condition, or does not fit the columns.
     """
+    _check_expression(filter)
+    matching(intake.empty(schema), filter)
+
+
+def _check_expression(filter: Any) -> None:
     if not isinstance(filter, pc.Expression):
         raise InvalidRequest(
             "A filter must be a pyarrow.compute.Expression, such as pc.field('n') > 1.", given=type(filter).__name__
         )
-    matching(intake.empty(schema), filter)
 
 
 def first_rows(rows: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.RecordBatch]:

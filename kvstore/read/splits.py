@@ -17,6 +17,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import Conflict
 from kvstore.index.index import View
 from kvstore.indexing.asked import Asked
+from kvstore.indexing.filters import understood
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
@@ -140,7 +141,9 @@ class Splits:
             OffsetOutOfRange: The log no longer has the changes since then.
         """
         definition = self._current()
-        asked = Asked.by(definition, filter, is_part=False)
+        if filter is None or not definition.indexes:
+            return None
+        asked = Asked.of(definition, understood(filter, definition.schema).conditions)
         if asked is None:
             return None
         with self._handle.latest() as view:

@@ -15,6 +15,7 @@ from logformat.binary_column import BinaryColumn, Places
 from logformat.ids import SchemaId
 
 if TYPE_CHECKING:
+    from kvstore.kernel.few import FewRows
     from kvstore.kernel.rows import Shape
 
 
@@ -60,6 +61,21 @@ def rows_found(layout: TableLayout, found: FoundRows, names: Sequence[str] | Non
     )
 
 
+def rows_of_pairs(
+    layout: TableLayout, pairs: Sequence[tuple[bytes, bytes]], names: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """Like :func:`rows_found`, of a few rows, at least one: keys and values, in any order."""
+    from kvstore.kernel import library
+
+    if library.kernel() is not None:
+        known = _few(layout, _schema_of(pairs[0][1]), None if names is None else tuple(names))
+        found = None if known is None else known.decode(pairs)
+        if found is not None:
+            return found
+    keys, values = zip(*pairs, strict=True)
+    return rows_found(layout, FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values)), names)
+
+
 def _decoded(layout: TableLayout, keys: Places, values: Places, names: Sequence[str]) -> list[pa.Array] | None:
     """Columns outside the key; None if Python has to decode the rows, or to say what is wrong with them."""
     from kvstore.kernel import library
@@ -78,6 +94,26 @@ def _decoded(layout: TableLayout, keys: Places, values: Places, names: Sequence[
         return columns
     decoded, types = iter(columns), layout.columns(names)
     return [next(decoded) if name in columns_of else pa.nulls(len(values), types.field(name).type) for name in names]
+
+
+def _schema_of(value: bytes) -> SchemaId:
+    return SchemaId(int.from_bytes(value[4:6], "little"))
+
+
+@lru_cache(maxsize=256)
+def _few(layout: TableLayout, schema_id: SchemaId, names: tuple[str, ...] | None) -> FewRows | None:
+    """The decoder of rows of a stored schema; None if there is no such schema, or the kernel can't."""
+    from kvstore.kernel.few import FewRows
+    from kvstore.kernel.library import few_decoder
+
+    decode, found = few_decoder(), layout.record(schema_id)
+    if found is None or decode is None:
+        return None
+    columns, codec = found
+    schema, stored = layout.columns(names), dict(zip(columns, codec.types, strict=True))
+    if not FewRows.supports(schema, layout.key_schema, stored):
+        return None
+    return FewRows(decode, schema, layout.key_schema, stored, codec.dtype, schema_id)
 
 
 @lru_cache(maxsize=256)

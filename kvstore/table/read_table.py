@@ -554,9 +554,12 @@ class ReadTable:
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
             UnsupportedOperation: It is a log table.
         """
-        return self.scan(
-            columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix
-        ).read_all()
+        reading = self._reading
+        definition = reading.keyed()
+        span = span_of(definition, start, stop, prefix, reverse)
+        if filter is None and as_of is None and (few := reading.few(definition, columns, limit, span)) is not None:
+            return few
+        return reading.rows(definition, columns, filter, limit, as_of, span).read_all()
 
     def to_pandas(
         self,

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from itertools import chain
@@ -25,9 +25,10 @@ from kvstore.history.origin import Origins
 from kvstore.history.past import Past
 from kvstore.history.shape import Shape, check_shapes
 from kvstore.index.index import View
-from kvstore.indexing.asked import Asked
+from kvstore.indexing.asked import AT_ONCE_ROWS, Asked
 from kvstore.indexing.conditions import Condition, expression_of
-from kvstore.indexing.find import Named, rows_by
+from kvstore.indexing.filters import understood
+from kvstore.indexing.find import rows_by
 from kvstore.indexing.single import FEW_KEYS, UNKNOWN, SingleSearches, Unknown
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
@@ -36,22 +37,24 @@ from kvstore.read.changelog_reader import ChangelogReader
 from kvstore.read.follow import ChangeReader, Waits, together
 from kvstore.read.lookup import SingleReads
 from kvstore.read.pruning import ranges_where
-from kvstore.read.ranges import ALL_KEYS, Span, merged
+from kvstore.read.ranges import ALL_KEYS, Sought, Span, merged, sought
 from kvstore.read.scan import (
     SCAN_ROWS,
-    check_filter,
+    KeyRange,
+    RowFilter,
     common,
     first_rows,
     keys_within,
     offset_as_of,
     rows_as_of,
-    rows_now,
     rows_of_keys,
-    rows_where,
     scan_schema,
 )
+from kvstore.request.native_rows import rows_of_pairs
 from kvstore.request.partition import place_in
+from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access, Opened
+from logformat.binary_column import BinaryColumn
 from logformat.ids import OFFSET_MAX, BucketId
 
 SHORT_ROWS = 256
@@ -185,11 +188,12 @@ class Reading:
             span: With it, the rows of several buckets come in the order of their keys, else one bucket after the other.
             by_index: Whether a secondary index is used if one helps.
         """
+        if filter is None and as_of is None and (few := self.few(definition, columns, limit, span)) is not None:
+            return pa.RecordBatchReader.from_batches(few.schema, self.while_current(iter(few.to_batches())))
         self.current()
         names = names_of(columns)
         schema = scan_schema(definition, names)
-        if filter is not None:
-            check_filter(filter, definition.schema)
+        passing = None if filter is None else RowFilter(filter, definition.schema)
         if limit is not None:
             limit = integer_within("limit", limit, 0, OFFSET_MAX)
         wanted, within = schema.names, span or Span()
@@ -203,36 +207,57 @@ class Reading:
         is_cut = limit is not None and filter is None and as_of is None  # else more rows are read than are returned
         if limit is not None and is_cut:
             batch_rows = max(1, min(batch_rows, limit))
-        places = {bucket: place_in("as_of", as_of, bucket, self.buckets) for bucket in self.buckets}
-        asked = None
-        if by_index and as_of is None:
-            asked = Asked.by(definition, filter, is_part=within.keys != ALL_KEYS)
+        buckets = [] if as_of is None else self.buckets
+        places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
+        asked = keys = None
+        if passing is not None and as_of is None:
+            conditions = passing.understood.conditions
+            keys = sought(definition, conditions)
+            if by_index:
+                asked = Asked.of(definition, conditions, is_part=within.keys != ALL_KEYS)
 
         def read(handle: BucketReads, view: View) -> Iterator[pa.RecordBatch]:
-            current, place = self.latest().named_as(definition), places[handle.identity.bucket_id]
+            current, place = self.latest().named_as(definition), places.get(handle.identity.bucket_id)
             now = view.state().applied_offset
             then = now if place is None else offset_as_of(place, handle.log, now)
             ranges = [within.keys]
-            if asked is not None and filter is not None:
-                named = asked.many_named(view, current)
-                if named is not None:
-                    return rows_where(self._rows_of(named, handle, view, current, wanted, within, SCAN_ROWS), filter)
-            if filter is not None:
-                possible = ranges_where(view, current, filter, beyond=then != now)
+            if passing is not None:
+                named = None if asked is None else asked.many_named(view, current)
+                those = None if keys is None else keys.keys
+                if those is None and named is not None:
+                    those = named.keys
+                if those is not None:
+                    found = self._rows_of(those, handle, view, current, wanted, within, SCAN_ROWS)
+                    return passing.passing(found)
+                possible = ranges_where(view, current, passing.expression, passing.understood, beyond=then != now)
                 ranges = [each for each in (common(each, within.keys) for each in possible) if each is not None]
             found = rows_as_of(
                 *(view, handle.log, current, then, wanted, ranges), reverse=within.reverse, batch_rows=batch_rows
             )
-            return found if filter is None else rows_where(found, filter)
+            return found if passing is None else passing.passing(found)
+
+        ranges = None
+        if keys is not None:
+            ranges = [each for each in (common(each, within.keys) for each in keys.ranges) if each is not None]
+        elif as_of is None and passing is None and (span is not None or limit is not None):
+            ranges = [within.keys]
+        names_few = asked is not None or (keys is not None and keys.keys is not None)
+
+        def at_once(handle: BucketReads) -> Iterator[pa.RecordBatch] | None:
+            found: Iterable[pa.RecordBatch] | None = None
+            if ranges is not None:
+                found = self._first(handle, definition, wanted, ranges, limit if is_cut else None, within.reverse)
+            if found is None and names_few:
+                found = self._named(handle, definition, keys, asked, wanted, within, limit)
+            if found is None:
+                return None
+            if passing is not None:
+                found = passing.passing(found)
+            found = [rows for rows in (found if limit is None else first_rows(found, limit)) if rows.num_rows]
+            return self.while_current(iter(found))
 
         with self.one_moment(as_of):
-            if limit is not None and limit <= SHORT_ROWS and is_cut:
-                found = [iter(self._few(handle, definition, wanted, within, limit)) for handle in handles]
-            else:
-                found = [
-                    self._few_by_index(handle, asked, filter, wanted, within, limit) or self.held(handle, read)
-                    for handle in handles
-                ]
+            found = [at_once(handle) or self.held(handle, read) for handle in handles]
         rows: Iterator[pa.RecordBatch] = chain.from_iterable(found)
         if merges:
             rows = merged(found, definition, reverse=within.reverse)
@@ -240,44 +265,97 @@ class Reading:
             rows = (batch.select(schema.names) for batch in rows)
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
 
-    def _few(
-        self, handle: BucketReads, definition: TableDefinition, names: Sequence[str], within: Span, limit: int
-    ) -> list[pa.RecordBatch]:
-        """The first rows of a bucket, read at once: neither is anything committed for it, nor a view held."""
-        with handle.latest() as view:
-            current = self.latest().named_as(definition)
-            rows = rows_now(view, current, names, within.keys, reverse=within.reverse, batch_rows=max(1, limit))
-            return list(first_rows(rows, limit))
+    def few(
+        self, definition: TableDefinition, columns: Sequence[str] | None, limit: int | None, span: Span | None
+    ) -> pa.Table | None:
+        """Rows that are all in one bucket, read at once; None if they are not, or not a few. Raises as :meth:`rows`."""
+        if limit is None:
+            if span is None:
+                return None
+        elif type(limit) is not int or not 0 <= limit <= SHORT_ROWS:
+            return None
+        within = span or Span()
+        handle = self._only if within.bucket is None else self.handles[within.bucket]
+        if handle is None:
+            return None
+        schema = definition.schema if columns is None else scan_schema(definition, names_of(columns))
+        try:
+            with self._one_moment():
+                found = self._first(handle, definition, schema.names, [within.keys], limit, within.reverse)
+        except (StoreError, OSError):
+            self.current()
+            raise
+        return None if found is None else pa.Table.from_batches(found, schema)
 
-    def _few_by_index(
+    def _first(
         self,
         handle: BucketReads,
+        definition: TableDefinition,
+        names: Sequence[str],
+        ranges: Sequence[KeyRange],
+        limit: int | None,
+        reverse: bool,
+    ) -> list[pa.RecordBatch] | None:
+        """Rows of a bucket in some ranges, read at once: neither is anything committed for it, nor a view held.
+
+        Args:
+            names: Columns to return.
+            ranges: Disjoint and in order.
+            limit: Number of rows that are wanted, at most.
+
+        Returns:
+            None if they are not a few.
+        """
+        if len(ranges) > SHORT_ROWS or (limit is not None and limit > SHORT_ROWS):
+            return None
+        ordered = ranges[::-1] if reverse else ranges
+        pairs = None
+        try:
+            memtable = handle.memtable()
+            if memtable is not None:
+                pairs = _first_of(memtable.first, ordered, limit, reverse)
+        except (StoreError, OSError):
+            self.current()  # a dropped table or closed store is the cause to report
+            memtable = None  # perhaps the bucket was given to another process; else the view says what it is
+        if memtable is None:
+            with handle.latest() as view:
+                pairs = _first_of(view.first, ordered, limit, reverse)
+        if not pairs:
+            return None if pairs is None else []
+        # Read after the rows, so that it has the schemas of all.
+        return [rows_of_pairs(layout_of(self.latest().named_as(definition)), pairs, names)]
+
+    def _named(
+        self,
+        handle: BucketReads,
+        definition: TableDefinition,
+        keys: Sought | None,
         asked: Asked | None,
-        filter: pc.Expression | None,
         names: Sequence[str],
         within: Span,
         limit: int | None,
-    ) -> Iterator[pa.RecordBatch] | None:
-        """Rows of a bucket that pass a filter, read at once; None if no index names few rows.
+    ) -> list[pa.RecordBatch] | None:
+        """Rows of a bucket that the key or an index names, read at once; None if they are not a few.
 
         Args:
+            keys: Those that the filter names, as far as they are known.
             names: Columns to return, those of the filter among them.
             limit: More rows need not be read.
         """
-        if asked is None or filter is None:
-            return None
         with handle.latest() as view:
-            current = self.latest().named_as(asked.definition)
-            named = asked.few_named(view, current)
-            if named is None:
+            current = self.latest().named_as(definition)
+            those = None if keys is None else keys.keys
+            if those is None and asked is not None:
+                named = asked.few_named(view, current)
+                those = None if named is None else named.keys
+            if those is None or len(those) > AT_ONCE_ROWS:
                 return None
             at_a_time = SCAN_ROWS if limit is None else LIMITED_ROWS
-            rows = rows_where(self._rows_of(named, handle, view, current, names, within, at_a_time), filter)
-            return iter(list(rows if limit is None else first_rows(rows, limit)))
+            return list(self._rows_of(those, handle, view, current, names, within, at_a_time))
 
     def _rows_of(
         self,
-        named: Named,
+        keys: BinaryColumn,
         handle: BucketReads,
         view: View,
         definition: TableDefinition,
@@ -285,9 +363,9 @@ class Reading:
         within: Span,
         batch_rows: int,
     ) -> Iterator[pa.RecordBatch]:
-        keys, now = keys_within(named.keys, within.keys), view.state().applied_offset
+        some, now = keys_within(keys, within.keys), view.state().applied_offset
         return rows_of_keys(
-            *(view, handle.log, definition, now, names, keys), reverse=within.reverse, batch_rows=batch_rows
+            *(view, handle.log, definition, now, names, some), reverse=within.reverse, batch_rows=batch_rows
         )
 
     def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
@@ -369,9 +447,12 @@ class Reading:
     def explained(self, definition: TableDefinition, filter: pc.Expression | Sequence[Condition]) -> str:
         """How rows with a condition are found; see :meth:`ReadTable.explain`."""
         if isinstance(filter, pc.Expression):
-            asked = Asked.by(definition, filter, is_part=False)
+            conditions = understood(filter, definition.schema).conditions
         else:
-            asked, filter = Asked.of(definition, filter), expression_of(filter)
+            conditions, filter = filter, expression_of(filter)
+        keys, asked = sought(definition, conditions), Asked.of(definition, conditions)
+        if keys is not None and keys.keys is not None:
+            return f"lookup of {len(keys.keys)} key{'s' * (len(keys.keys) != 1)}"
         used: set[str] = set()
         ranges = whole = 0
         with self.one_moment():
@@ -499,6 +580,25 @@ class Reading:
             for batch in batches:
                 yield batch
                 self.current()
+
+
+def _first_of(
+    first: Callable[..., tuple[list[tuple[bytes, bytes]], bool]],
+    ranges: Sequence[KeyRange],
+    limit: int | None,
+    reverse: bool,
+) -> list[tuple[bytes, bytes]] | None:
+    """Keys and values of the first rows in some ranges; None if they are not a few."""
+    found: list[tuple[bytes, bytes]] = []
+    most = SHORT_ROWS + 1 if limit is None else limit
+    for each in ranges:
+        if len(found) == limit:
+            break
+        some, is_all = first(most - len(found), each.start, each.stop, reverse=reverse)
+        found += some
+        if not is_all and len(found) != limit:
+            return None
+    return found
 
 
 def names_of(columns: Any) -> list[str] | None:

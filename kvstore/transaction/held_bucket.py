@@ -84,6 +84,12 @@ class HeldView(View):
         """See :meth:`View.found_reversed`."""
         return self._each(self._view.found_reversed(chunk, start, stop))
 
+    def first(
+        self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> tuple[list[tuple[bytes, bytes]], bool]:
+        """See :meth:`View.first`."""
+        return self._read(lambda: self._view.first(most, start, stop, reverse=reverse))
+
     def bounds(self) -> tuple[bytes, bytes] | None:
         """See :meth:`View.bounds`."""
         return self._read(self._view.bounds)

@@ -25,6 +25,7 @@ from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, TableId
 from logformat.rows.entries import ENTRIES, between, record_key
 from tests.conftest import OpenStore
+from tests.support.processes import Child, Pipe
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "tags": pa.list_(pa.string())}
 

@@ -192,7 +192,7 @@ def test_explain_says_what_is_read(store: kvstore.Store) -> None:
     assert table.explain(age=1) == "scan of all rows", "it has half of them"
     assert table.explain((pc.field("mail") == "a") & (pc.field("score") > 5)) == "index by_mail by mail"
     assert table.explain((pc.field("mail") == "a") | (pc.field("score") > 5)) == "scan of all rows"
-    assert table.explain(pc.field("id") == 5) == table.explain(id=5) == "scan of 1 range of keys"
+    assert table.explain(pc.field("id") == 5) == table.explain(id=5) == "lookup of 1 key"
     with pytest.raises(InvalidRequest, match=r"Give a filter"):
         table.explain()
     with pytest.raises(InvalidRequest, match=r"Give a filter"):
