@@ -107,7 +107,7 @@ class OpenEnds:
         return len(self._waiting) >= OPEN_MAX
 
     def take(self, state: CatalogState) -> list[End]:
-        """Ends that can be journaled now, with the next edit; the others stay."""
+        """Ends that can be journaled now, with the next edit, up to the first that can't; the others stay."""
         due = []
         for each in self._popped():
             if each.end.catalog.table not in state.tables:
@@ -115,7 +115,8 @@ class OpenEnds:
             elif each.is_durable:
                 due.append(each.end)
             else:
-                self._waiting.append(each)
+                self._waiting.appendleft(each)
+                break
         return due
 
     def _popped(self) -> Iterator[_Waiting]:
