@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Selected
 from kvstore.read.scan import check_filter, matching
@@ -44,6 +45,18 @@ class Shape:
     def __init__(self, definition: TableDefinition, filter: pc.Expression) -> None:
         self.filter = filter
         self.columns: Sequence[str] = _columns_of(filter, definition.schema)
+
+    def check(self, now: TableDefinition, then: TableDefinition) -> None:
+        """Verify that the columns of the filter are still there: of dropped ones no value is seen any more.
+
+        Raises:
+            SchemaMismatch: One was dropped since the reader began.
+        """
+        names = now.renamed_since(then.schema_id)
+        if dropped := [name for name in self.columns if name in names and names[name] is None]:
+            raise SchemaMismatch(
+                "A column that the filter names was dropped; read with another filter.", table=now.name, dropped=dropped
+            )
 
     def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
         """What the filter sees; a first half of an update at the end, whose second half is not there, is left out."""

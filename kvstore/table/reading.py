@@ -534,6 +534,13 @@ class Reading:
         if filter is not None:
             check_shapes(definition, filter)
             shape, whole_updates = Shape(definition, filter), True
+
+        def current() -> TableDefinition:
+            now = self.latest()
+            if shape is not None:
+                shape.check(now, definition)
+            return now.named_as(definition)
+
         wanted = self.buckets if bucket is None else [self.number_of(bucket)]
         if isinstance(start, str) and start == "full":
             self.keyed()
@@ -542,7 +549,7 @@ class Reading:
         with self.one_moment(*([] if follow else [start, end])):
             for each in wanted:
                 handle = self.handles[each].for_one_reader()
-                reader = ChangeReader(handle, lambda: self.latest().named_as(definition), names, whole_updates, shape)
+                reader = ChangeReader(handle, current, names, whole_updates, shape)
                 first, last = place_in("start", start, each, wanted), place_in("end", end, each, wanted)
                 readers.append(reader.read(first, last, follow=follow))
         return readers

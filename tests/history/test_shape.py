@@ -293,6 +293,25 @@ def test_columns_may_be_added_and_renamed_meanwhile(store: kvstore.Store, table:
     changes.close()
 
 
+def test_a_reader_whose_filter_has_lost_its_column_says_so(store: kvstore.Store, table: kvstore.Table) -> None:
+    begun = [
+        read("latest", follow=True, filter=filter)
+        for read in (table.changelog, table.binlog)
+        for filter in (pc.field("v") == 9, pc.field("k") == 7)
+    ]
+    table.upsert({"k": 7, "v": 9, "s": None})
+    assert [len(next(changes)) for changes in begun] == [1] * 4
+    store.rename_columns("t", {"v": "w"})
+    store.drop_columns("t", "w")
+    table = store.table("t")
+    table.upsert({"k": 7, "s": "new"})
+    for by_v, by_k in (begun[:2], begun[2:]):
+        with pytest.raises(SchemaMismatch, match=r"dropped; read with another filter.*dropped=\['v'\]"):
+            next(by_v)
+        assert len(next(by_k)) > 0
+        by_k.close()
+
+
 @pytest.mark.parametrize(
     ("filter", "error"),
     [("v > 1", InvalidRequest), (pc.field("v") + 1, InvalidRequest), (pc.field("nope") > 1, InvalidRequest)],
