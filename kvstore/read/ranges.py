@@ -177,17 +177,18 @@ def prefix_row(prefix: Any, key_schema: pa.Schema, argument: str = "prefix") -> 
 
 
 def check_not_whole(prefix: pa.RecordBatch, key_schema: pa.Schema) -> None:
-    """Refuse the value of a key's only column, if it may be meant as the beginning of a text.
+    """Refuse a whole key whose last column may be meant as the beginning of a text.
 
     Raises:
-        InvalidRequest: It is.
+        InvalidRequest: It is one.
     """
-    if len(key_schema) == 1 and is_variable(key_schema.field(0).type):
-        (name,), value = key_schema.names, prefix.column(0)[0].as_py()
+    if prefix.num_columns == len(key_schema) and is_variable(key_schema.field(len(key_schema) - 1).type):
         raise InvalidRequest(
-            "The key has this column only, so the value is a whole key, which get() reads; keys that begin with it are"
-            " read by scan(prefix=…).",
-            **{name: shown(value)},
+            "This is a whole key, which get() reads; keys that begin with it are read by scan(prefix=…).",
+            **{
+                column: shown(values[0].as_py())
+                for column, values in zip(key_schema.names, prefix.columns, strict=True)
+            },
         )
 
 

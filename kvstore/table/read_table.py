@@ -188,7 +188,7 @@ class ReadTable:
 
         Raises:
             SchemaMismatch: The columns are not the first ones of the key, or a value does not fit.
-            InvalidRequest: The key's only column is text or bytes, so that the prefix is a whole key.
+            InvalidRequest: The prefix is a whole key, and its last column is text or bytes.
             CorruptData: A row is damaged.
         """
         definition = self._reading.keyed()

@@ -23,7 +23,7 @@ OWN = ("kvstore", "logformat", "merge_engines", "writer")
 _OURS = tuple(f"/{name}/" for name in OWN)
 _TESTS = str(Path(__file__).parents[1])
 _LIBRARY = ("/contextlib.py", "/threading.py", "/_base.py", "/thread.py", "/_weakrefset.py", "/weakref.py")
-_LOOKING = ("CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "BEFORE_WITH", "FOR_ITER", "WITH_EXCEPT_START")
+_LOOKING = ("CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "BEFORE_WITH", "FOR_ITER", "WITH_EXCEPT_START")
 _GO_ELSEWHERE = ("EXTENDED_ARG", "RETURN_VALUE", "RERAISE", "RAISE_VARARGS")
 
 Trace = Callable[[FrameType, str, Any], Any]
@@ -84,6 +84,7 @@ class Moments:
             return None
         if name.startswith(_TESTS):
             return None
+        frame.f_trace = self._step  # from Python 3.12 on, a frame without one has no instructions to trace
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,12 +67,25 @@ def test_many_deleted_rows_before_a_range_are_passed_over(store: kvstore.Store, 
         assert table.to_arrow(start=5, reverse=reverse, limit=limit)["k"].to_pylist() == wanted[:limit]
 
 
-def test_large_rows_are_read_in_pieces(store: kvstore.Store) -> None:
+def test_large_rows_are_read_whether_they_are_merged_or_not(store: kvstore.Store) -> None:
     table = store.create_table("t", {"k": "int64", "s": "string"}, "k")
     table.upsert([{"k": key, "s": str(key) * 100_000} for key in range(100)])
     for _ in range(2):
-        reader = table.scan(start=0, limit=80)
-        sizes = [batch.num_rows for batch in reader]
-        assert sum(sizes) == 80
-        assert len(sizes) > 1
+        for limit in (80, None):
+            found = table.to_arrow(start=5, limit=limit)
+            assert found["s"].to_pylist() == [str(key) * 100_000 for key in range(5, 100)][:limit]
         table.flush()
+
+
+def test_the_newest_of_several_layers_counts(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", commit_wait_ms=600_000, commit_idle_ms=600_000) as store:
+        table = store.create_table("t", {"k": "int64", "v": "int64"}, "k")
+        expected = dict.fromkeys(range(100), 0)
+        table.upsert([{"k": key, "v": 0} for key in expected])
+        for nth in range(1, 4):
+            assert {row["k"]: row["v"] for row in table.to_arrow(start=0, limit=200).to_pylist()} == expected
+            table.upsert([{"k": key, "v": nth} for key in range(40, 42)])  # few, so they stay a layer of their own
+            table.delete([nth])
+            expected |= {40: nth, 41: nth}
+            del expected[nth]
+        assert {row["k"]: row["v"] for row in table.to_arrow(start=0, limit=200).to_pylist()} == expected

@@ -203,6 +203,11 @@ def test_a_prefix_lookup_of_a_part_of_a_text_is_refused(open_store: OpenStore) -
     with pytest.raises(InvalidRequest, match=r"scan\(prefix=…\)"):
         table.prefix_lookup({"sid": "u001:"})
     assert table.to_arrow(prefix="u001:").num_rows == 1
+    both = store.create_table("both", {"a": "string", "b": "string"}, ["a", "b"])
+    both.upsert({"a": "x", "b": "u001:a"})
+    with pytest.raises(InvalidRequest, match=r"scan\(prefix=…\)"):
+        both.prefix_lookup(("x", "u001:"))
+    assert both.prefix_lookup(("x",)).num_rows == both.to_arrow(prefix=("x", "u001:")).num_rows == 1
     numbers = store.create_table("numbers", {"k": "int64"}, "k")
     numbers.upsert({"k": 1})
     assert numbers.prefix_lookup({"k": 1}).num_rows == 1
