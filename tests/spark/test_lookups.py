@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, In
 
@@ -202,3 +203,36 @@ def test_a_helper_creates_lists_and_drops_indexes(open_store: OpenStore, store_p
         catalog.create_index(path, "t", "x", ["n"], {"unique": "true"})
     catalog.drop_index(path, "t", "by_s")
     assert catalog.indexes(path, "t") == {"u": ["k", "n"]}
+
+
+@pytest.mark.spark
+def test_indexes_are_created_used_and_dropped(spark: SparkSession, open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        table.upsert([{"k": k, "s": f"s{k % 3000}", "n": k % 7} for k in range(MANY)])
+
+    def indexes() -> dict[str, tuple[str, ...]]:
+        with kvstore.open(store_path, read_only=True) as store:
+            return store.table("t").indexes
+
+    with catalog_of(spark, store_path) as (name, run):
+        run(f"CREATE INDEX by_s ON TABLE {name}.t (s, n)")
+        run(f"CREATE INDEX IF NOT EXISTS by_s ON {name}.t (s)")
+        assert indexes() == {"by_s": ("s", "n")}
+        frame = spark.sql(f"SELECT k FROM {name}.t WHERE s = 's7' AND n < 9")
+        assert sorted(row.k for row in frame.collect()) == list(range(7, MANY, 3000))
+        assert rows_read(frame) == [10]
+        for statement, match in (
+            (f"CREATE INDEX by_s ON {name}.t (n)", "by_s"),
+            (f"CREATE INDEX x ON {name}.t (nowhere)", "nowhere"),
+            (f"CREATE INDEX x ON {name}.t (n) OPTIONS (speed = '9')", "unique"),
+            (f"CREATE INDEX x ON {name}.t USING btree (n)", "unique"),
+            (f"CREATE INDEX x ON {name}.t (n) OPTIONS (unique = 'true')", "bucket key"),
+            (f"DROP INDEX x ON {name}.t", "x"),
+        ):
+            with pytest.raises(PySparkException, match=match):
+                run(statement)
+        run(f"CREATE INDEX u ON {name}.t (k, n) OPTIONS (unique = 'true')")
+        run(f"DROP INDEX by_s ON {name}.t")
+        run(f"DROP INDEX IF EXISTS by_s ON {name}.t")
+        assert indexes() == {"u": ("k", "n")}
