@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from decimal import Decimal
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,8 +16,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, In
 
 import kvstore
+from kvstore.errors import InvalidRequest, UnsupportedOperation
+from kvstore.spark.connector import catalog
 from kvstore.spark.read.batch import KvStoreReader
 from kvstore.spark.source import KvStoreSource
+from tests.conftest import OpenStore
 from tests.spark.catalogs import catalog_of
 from tests.spark.statements import SIMPLE, TAKEN, Rows, below, merge, rows_of
 
@@ -185,15 +189,36 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
             rows = expected_rows
 
 
+def test_a_helper_creates_lists_and_drops_indexes(open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        store.create_table("t", SCHEMA, "k", buckets=2).upsert([{"k": 1, "s": "x", "n": 1}])
+    path = str(store_path)
+    catalog.create_index(path, "t", "by_s", ["s", "n"], {})
+    catalog.create_index(path, "t", "u", ["k", "n"], {"unique": "TRUE"})
+    assert catalog.indexes(path, "t") == {"by_s": ["s", "n"], "u": ["k", "n"]}
+    for options in ({"speed": "9"}, {"unique": "yes"}, {"type": "btree"}):
+        with pytest.raises(InvalidRequest, match=r"no option but `unique`"):
+            catalog.create_index(path, "t", "x", ["n"], options)
+    with pytest.raises(UnsupportedOperation, match=r"bucket key"):
+        catalog.create_index(path, "t", "x", ["n"], {"unique": "true"})
+    catalog.drop_index(path, "t", "by_s")
+    assert catalog.indexes(path, "t") == {"u": ["k", "n"]}
+
+
 @pytest.mark.spark
-def test_indexes_are_created_used_and_dropped(spark: SparkSession, store: kvstore.Store) -> None:
-    table = store.create_table("t", SCHEMA, "k", buckets=2)
-    table.upsert([{"k": k, "s": f"s{k % 3000}", "n": k % 7} for k in range(MANY)])
-    table.flush()
-    with catalog_of(spark, store.path) as (name, run):
+def test_indexes_are_created_used_and_dropped(spark: SparkSession, open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        table.upsert([{"k": k, "s": f"s{k % 3000}", "n": k % 7} for k in range(MANY)])
+
+    def indexes() -> dict[str, tuple[str, ...]]:
+        with kvstore.open(store_path, read_only=True) as store:
+            return store.table("t").indexes
+
+    with catalog_of(spark, store_path) as (name, run):
         run(f"CREATE INDEX by_s ON TABLE {name}.t (s, n)")
         run(f"CREATE INDEX IF NOT EXISTS by_s ON {name}.t (s)")
-        assert store.table("t").indexes == {"by_s": ("s", "n")}
+        assert indexes() == {"by_s": ("s", "n")}
         frame = spark.sql(f"SELECT k FROM {name}.t WHERE s = 's7' AND n < 9")
         assert sorted(row.k for row in frame.collect()) == list(range(7, MANY, 3000))
         assert rows_read(frame) == [10]
@@ -210,4 +235,4 @@ def test_indexes_are_created_used_and_dropped(spark: SparkSession, store: kvstor
         run(f"CREATE INDEX u ON {name}.t (k, n) OPTIONS (unique = 'true')")
         run(f"DROP INDEX by_s ON {name}.t")
         run(f"DROP INDEX IF EXISTS by_s ON {name}.t")
-        assert store.table("t").indexes == {"u": ("k", "n")}
+        assert indexes() == {"u": ("k", "n")}
