@@ -73,7 +73,8 @@ def do(store: kvstore.Store, number: int, step: tuple[str, Any], kind: str) -> o
             case "epoch":
                 row = {field.name: None for field in table.schema} | {"k": given, "v": 1, "s": str(number)}
                 changes = kvstore.Changes.of([("upsert", row)], table.schema)
-                return [table.apply_epoch(changes, "w", number, "r").duplicated for _ in range(2)]
+                epoch = next(epoch for epoch in range(number + 1) if not table.is_applied("w", epoch))
+                return [table.apply_epoch(changes, "w", epoch, "r").duplicated for _ in range(2)]
             case "transaction":
                 with store.transaction() as tx:
                     tx.upsert("t", {"k": given, "v": 9, "s": "both"})
