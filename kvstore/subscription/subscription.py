@@ -58,10 +58,6 @@ class Feed:
     consumers: Consumers
     clock: Clock
 
-    def now(self) -> TableDefinition:
-        """The latest definition, with the names of the first."""
-        return self.latest().named_as(self.definition)
-
 
 @dataclass(frozen=True, slots=True)
 class _Step:
@@ -318,10 +314,17 @@ class Subscription(Iterator[pa.RecordBatch]):
             assert step.batch is not None
             yield step.batch
 
+    def _now(self) -> TableDefinition:
+        """The latest definition, with the names of the first."""
+        latest, first = self._feed.latest(), self._feed.definition
+        if self._shape is not None:
+            self._shape.check(latest, first)
+        return latest.named_as(first)
+
     def _rows(self, bucket: int) -> Iterator[_Step]:
         """The current rows of a bucket, as inserts."""
         with self._feed.buckets[bucket].snapshot() as view:
-            state, definition = view.state(), self._feed.now()
+            state, definition = view.state(), self._now()
             known = [name for name in definition.schema.names if name in self._names]
             rows = rows_now(view, definition, known)
             end, timestamp = state.applied_offset, state.last_timestamp
@@ -339,7 +342,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         end = reads.committed().applied_offset
         if self._until is not None:
             end = min(end, self._until[bucket])
-        definition = self._feed.now()  # read after the end, so that it has the schemas of all changes
+        definition = self._now()  # read after the end, so that it has the schemas of all changes
         if end <= start:
             return
         names = list(dict.fromkeys([*self._schema.names, "_log_offset"]))

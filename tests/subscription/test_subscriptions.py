@@ -55,6 +55,20 @@ def copied(table: kvstore.Table, copy: Copy, name: str = "s", **how: Any) -> int
     return count
 
 
+def test_a_filter_that_has_lost_its_column_is_an_error(table: kvstore.Table, store: kvstore.Store) -> None:
+    with table.subscribe("s", filter=pc.field("v") == 0) as changes:
+        for _ in range(len(table.offsets())):
+            changes.ack(next(changes))
+        store.rename_columns("t", {"v": "w"})
+        table = store.table("t")
+        table.upsert({"k": 20, "w": 0})
+        assert next(changes)["v"].to_pylist() == [0]
+        store.drop_columns("t", "w")
+        store.table("t").upsert({"k": 21})
+        with pytest.raises(SchemaMismatch, match=r"read with another filter.*dropped=\['v'\]"):
+            next(changes)
+
+
 def contents(table: kvstore.Table) -> Copy:
     return {row["k"]: row["v"] for row in rows_of(table)}
 
