@@ -76,7 +76,7 @@ def test_explain_says_how_rows_are_found(tmp_path: Path) -> None:
         table = made.create_table("t", {"id": "int64", "name": "string"}, "id", indexes={"by_name": "name"})
         table.upsert([{"id": number, "name": f"n{number}"} for number in range(9)])
     assert fine("explain", tmp_path, "t", "--where", "name like 'n1%' and id > 0").out == "index by_name by name\n"
-    assert fine("explain", tmp_path, "t", "--where", "id > 5").out == "scan of all rows\n"
+    assert fine("explain", tmp_path, "t", "--where", "id > 5").out == "scan of 1 range of keys\n"
     missing = run("explain", tmp_path, "t")
     assert (missing.code, "--where" in missing.err) == (2, True)
 
