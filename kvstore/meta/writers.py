@@ -108,10 +108,9 @@ class TableWriters:
                 return replace(self, named=self.named.without(edit.name), former=self._former(edit.name))
             case BeginCommit():
                 begun = OpenCommit(edit.commit_id, edit.writer_id, edit.writer_epoch, edit.sequence, edit.staged)
-                return TableWriters(self.named, self.former, (*self.commits, begun))
+                return replace(self, commits=(*self.commits, begun))
             case EndCommit():
-                left = [each for each in self.commits if each.commit_id != edit.commit_id]
-                return TableWriters(self.named, self.former, tuple(left))
+                return replace(self, commits=tuple(open for open in self.commits if open.commit_id != edit.commit_id))
 
     def _former(self, name: str) -> frozenset[WriterId]:
         writer = self.named.get(name)
