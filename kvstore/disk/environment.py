@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
@@ -384,7 +384,7 @@ class Environment:
         Raises:
             StoreFull: The disk is full, or refuses otherwise.
         """
-        with self.read():
+        with self.read() if transaction is None else nullcontext():
             try:
                 self._env.copyfd(descriptor, compact=True, txn=transaction)
             except lmdb.MemoryError as error:

@@ -38,9 +38,9 @@ class Condition:
         """The condition, for :meth:`kvstore.ReadTable.scan`."""
         field = pc.field(self.column)
         if self.values is not None:
-            if len(self.values) == 1:
-                return field == self.values[0] if self.values[0].is_valid else field.is_null()
-            return field.isin(self._set)
+            if self._is_set:
+                return field.isin(self._set)
+            return field == self.values[0] if self.values[0].is_valid else field.is_null()
         ends = [None if self.low is None else field >= self.low, None if self.high is None else field <= self.high]
         return reduce(and_, (end for end in ends if end is not None))
 
@@ -48,7 +48,7 @@ class Condition:
         """Whether it is true for each row, bool; null is false. For few rows much faster than the expression."""
         column = rows.column(self.column)
         if self.values is not None:
-            if len(self.values) != 1:
+            if self._is_set:
                 return pc.is_in(column, value_set=self._set)
             return pc.equal(column, self.values[0]) if self.values[0].is_valid else pc.is_null(column)
         ends = []
@@ -57,6 +57,12 @@ class Condition:
         if self.high is not None:
             ends.append(pc.less_equal(column, self.high))
         return reduce(pc.and_, ends)
+
+    @property
+    def _is_set(self) -> bool:
+        """Whether there are several values, or one that is no number: it is equal to none, but found in a set."""
+        assert self.values is not None
+        return len(self.values) != 1 or pc.equal(self.values[0], self.values[0]).as_py() is False
 
     @property
     def _set(self) -> pa.Array:

@@ -116,21 +116,23 @@ class SingleSearches:
                 if not View(transaction).has_entries(index_id):
                     return None
                 self._whole = known
-            keys = []
+            keys: list[bytes] = []
             cursor = transaction.cursor()
             if cursor.set_range(start):
                 for entry, length in cursor.iternext():
                     if not entry.startswith(start):
                         break
+                    if len(keys) == FEW_KEYS:
+                        return None
                     keys.append(row_key_of(entry, length))
-                if len(keys) > FEW_KEYS:
-                    return None
             if layers:
                 memtable.derived = derived = self._codes_of(layers, column, memtable.derived)
                 for _, by_column in derived:
                     keys += by_column[column].get(code, ())
             if len(keys) > 1:
                 keys = sorted(set(keys))
+                if len(keys) > FEW_KEYS:
+                    return None
             found = []
             for key in keys:
                 for layer in layers:

@@ -16,10 +16,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress
 from math import ceil
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from logformat.log.index_state import IndexState
 from logformat.log.writer_entry import WriterEntry
 
 T = TypeVar("T")
+First: TypeAlias = Callable[..., tuple[list[tuple[bytes, bytes]], bool]]
 ROW_BYTES = 200
 """What a row takes in memory beside its key and its value, about."""
 SLICE_ROWS = 4096
@@ -225,23 +226,18 @@ class Memtable:
             if found is not None:
                 return found[0]
 
-    def first(
-        self, most: int, start: bytes, stop: bytes | None, *, reverse: bool = False
-    ) -> tuple[list[tuple[bytes, bytes]], bool]:
-        """The first rows of a range of everything that is published; see :meth:`View.first`.
+    def first_at_once(self, look: Callable[[First], T]) -> T:
+        """What a function finds, soon, that is given :meth:`View.first` of everything that is published.
 
         Raises:
             CorruptData: A page of the index is damaged.
         """
 
-        def look(transaction: Transaction, layers: Sequence[Layer[bytes, bytes]]) -> Any:
+        def within(transaction: Transaction, layers: Sequence[Layer[bytes, bytes]]) -> T:
             tree = View(transaction)
-            if not layers:
-                return tree.first(most, start, stop, reverse=reverse)
-            return first_of(tree, self._in_order_of(layers), most, start, stop, reverse=reverse)
+            return look(partial(first_of, tree, self._in_order_of(layers)) if layers else tree.first)
 
-        found: tuple[list[tuple[bytes, bytes]], bool] = self.at_once(look)
-        return found
+        return self.at_once(within)
 
     def _in_order_of(self, layers: Sequence[Layer[bytes, bytes]]) -> list[OrderedLayer]:
         """Layers with their keys in order; what was put in order is kept as long as it is asked for."""

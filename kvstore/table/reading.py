@@ -30,6 +30,7 @@ from kvstore.indexing.conditions import Condition, expression_of
 from kvstore.indexing.filters import understood
 from kvstore.indexing.find import rows_by
 from kvstore.indexing.single import FEW_KEYS, UNKNOWN, SingleSearches, Unknown
+from kvstore.memtable.memtable import First
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import CatalogReads, FixedCatalog
 from kvstore.read.changelog import End, Start, changelog_schema
@@ -313,7 +314,7 @@ class Reading:
         try:
             memtable = handle.memtable()
             if memtable is not None:
-                pairs = _first_of(memtable.first, ordered, limit, reverse)
+                pairs = memtable.first_at_once(lambda first: _first_of(first, ordered, limit, reverse))
         except (StoreError, OSError):
             self.current()  # a dropped table or closed store is the cause to report
             memtable = None  # perhaps the bucket was given to another process; else the view says what it is
@@ -590,7 +591,7 @@ class Reading:
 
 
 def _first_of(
-    first: Callable[..., tuple[list[tuple[bytes, bytes]], bool]],
+    first: First,
     ranges: Sequence[KeyRange],
     limit: int | None,
     reverse: bool,
@@ -599,8 +600,8 @@ def _first_of(
     found: list[tuple[bytes, bytes]] = []
     most = SHORT_ROWS + 1 if limit is None else limit
     for each in ranges:
-        if len(found) == limit:
-            break
+        if len(found) == most:
+            return found if most == limit else None
         some, is_all = first(most - len(found), each.start, each.stop, reverse=reverse)
         found += some
         if not is_all and len(found) != limit:

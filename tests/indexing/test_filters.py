@@ -311,3 +311,24 @@ def test_a_snapshot_is_searched_by_its_indexes(store: kvstore.Store) -> None:
         assert seen.find_one(age=8) == table[3]
         assert seen.to_arrow(filter=pc.field("age") == 1).num_rows == 10
         assert at.sql("SELECT id FROM t WHERE age = 1").read_all().num_rows == 10
+
+
+def test_a_set_with_one_value_that_is_no_number_finds_rows_that_are_not_merged(open_store: OpenStore) -> None:
+    store = open_store(commit_wait_ms=600_000, commit_idle_ms=600_000)
+    table = store.create_table("t", {"k": "int64", "f": "float64"}, "k", indexes={"i": "f"})
+    table.upsert([{"k": 1, "f": float("nan")}, {"k": 2, "f": 1.0}])
+    for _ in range(2):
+        assert table.to_arrow(filter=pc.field("f").isin([float("nan")]))["k"].to_pylist() == [1]
+        table.flush()
+
+
+def test_durations_have_two_ends(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64", "d": "duration[ms]"}, "k")
+    table.upsert([{"k": k, "d": dt.timedelta(seconds=k)} for k in range(5)])
+    low, high = dt.timedelta(seconds=1), dt.timedelta(seconds=3)
+    within = (pc.field("d") > low) & (pc.field("d") < high)
+    outside = (pc.field("d") < low) | (pc.field("d") < dt.timedelta(0))
+    assert table.to_arrow(filter=within)["k"].to_pylist() == [2]
+    assert table.to_arrow(filter=outside)["k"].to_pylist() == [0]
+    table.delete(where=within)
+    assert table.to_arrow()["k"].to_pylist() == [0, 1, 3, 4]

@@ -292,3 +292,16 @@ def test_many_rows_are_made_and_moved(store: kvstore.Store, monkeypatch: pytest.
     store.drop_index("t", "by_mail")
     store.create_index("t", "by_mail", ["age"])
     assert table.find(age=3).num_rows == sum(number % 9 == 3 and number % 50 > 0 for number in range(5000))
+
+
+@pytest.mark.parametrize(("merged", "newer"), [(0, 100), (40, 40), (100, 0)])
+def test_many_rows_with_one_value_are_all_found(open_store: OpenStore, merged: int, newer: int) -> None:
+    store = open_store(**BY_HAND)
+    table = store.create_table("t", {"k": "int64", "n": "int64"}, "k", indexes={"i": "n"})
+    if merged:
+        table.upsert([{"k": k, "n": 5} for k in range(merged)])
+        table.flush()
+    if newer:
+        table.upsert([{"k": k, "n": 5} for k in range(1000, 1000 + newer)])
+    assert table.find(n=5).num_rows == merged + newer
+    assert table.find_one(n=5) == {"k": 0 if merged else 1000, "n": 5}

@@ -17,6 +17,8 @@ import kvstore
 from kvstore.errors import InvalidRequest
 from kvstore.index.index import View
 from kvstore.index.leaves import Leaves
+from kvstore.memtable import memtable
+from tests.conftest import OpenStore
 from tests.support.examples import slow
 
 KEYS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
@@ -295,3 +297,33 @@ def test_a_filter_that_fails_for_a_key_is_refused_by_the_reader(store: kvstore.S
     with pytest.raises(InvalidRequest, match="can't be used on these rows"):
         reader.read_all()
     assert table.scan(filter=k >= pa.scalar(2, pa.uint64())).read_all().to_pylist() == [{"k": 2**64 - 1}]
+
+
+def test_all_ranges_of_a_bucket_are_read_at_one_moment(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", {"k": "int64", "v": "int64"}, "k")
+    table.upsert([{"k": 1, "v": 0}, {"k": 2, "v": 0}])
+    real, calls = memtable.first_of, 0
+
+    def first(*given: Any, **named: Any) -> Any:
+        nonlocal calls
+        found = real(*given, **named)
+        calls += 1
+        if calls == 1:
+            table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
+        return found
+
+    monkeypatch.setattr(memtable, "first_of", first)
+    assert table.to_arrow(filter=pc.field("k").isin([1, 2]))["v"].to_pylist() == [0, 0]
+    assert calls == 2
+    assert table.to_arrow(filter=pc.field("k").isin([1, 2]))["v"].to_pylist() == [1, 1]
+
+
+@pytest.mark.parametrize("count", [256, 257, 258])
+def test_ranges_with_one_row_more_than_are_read_at_once(open_store: OpenStore, count: int) -> None:
+    store = open_store(commit_wait_ms=600_000, commit_idle_ms=600_000)
+    table = store.create_table("t", {"a": "int64", "b": "int64"}, ["a", "b"])
+    table.upsert([{"a": 1, "b": b} for b in range(count)] + [{"a": 2, "b": 0}])
+    for _ in range(2):
+        assert table.to_arrow(filter=pc.field("a").isin([1, 2])).num_rows == count + 1
+        assert table.scan(filter=pc.field("a").isin([1, 2]), limit=count).read_all().num_rows == count
+        table.flush()
