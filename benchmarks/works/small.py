@@ -19,7 +19,7 @@ import kvstore
 from benchmarks.measuring import KVSTORE, Figure, Setting, in_turns, seconds
 from benchmarks.peers import Sqlite
 from benchmarks.rows import SCHEMA, Rows
-from kvstore.request import small
+from kvstore.request import encoded
 
 ONE_ROW = "one row, durable when the call returns"
 BY_THREADS = "one row a call, by threads"
@@ -140,7 +140,7 @@ def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
             peer.apply(peer.prepare(rows.batch(np.arange(rows.count))))
         for line, (count, number) in _CPU_WORK.items():
             batches = rows.updates(count, 3 * number)
-            given = cycle([batch if count > small.ROWS_MAX else batch.to_pylist() for batch in batches])
+            given = cycle([batch if count > encoded.ROWS_MAX else batch.to_pylist() for batch in batches])
             each = _cpu_each(table.upsert, given, number, table.flush)
             ways = {KVSTORE: each, LONG_WAY: _long(each)}
             if setting.with_others:
@@ -174,10 +174,10 @@ def _cpu_each(
 
 def _long(turn: Callable[[], float]) -> Callable[[], float]:
     def without_small_writes() -> float:
-        rows_max, small.ROWS_MAX = small.ROWS_MAX, 0
+        rows_max, encoded.ROWS_MAX = encoded.ROWS_MAX, 0
         try:
             return turn()
         finally:
-            small.ROWS_MAX = rows_max
+            encoded.ROWS_MAX = rows_max
 
     return without_small_writes

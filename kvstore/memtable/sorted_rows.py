@@ -93,12 +93,12 @@ class SortedRows:
         Where keys of the parts follow each other, all may be of one part; where they alternate, of each is taken less.
         """
         left = sum(place < len(part.keys) for part, place in zip(self._parts, self._places, strict=True))
-        shares = 1
+        divisor = 1
         while True:
-            ends = self._ends_of(max(count // shares, 1), max(bytes_max // shares, 1))
-            if shares >= left or self._fits(ends, count, bytes_max):
+            ends = self._ends_of(max(count // divisor, 1), max(bytes_max // divisor, 1))
+            if divisor >= left or self._fits(ends, count, bytes_max):
                 return ends
-            shares = min(2 * shares, left)
+            divisor = min(2 * divisor, left)
 
     def _ends_of(self, count: int, bytes_max: int) -> list[int]:
         """Those of so many of each part, but up to the same key."""

@@ -68,7 +68,7 @@ def rows_of_pairs(
     from kvstore.kernel import library
 
     if library.kernel() is not None:
-        known = _few(layout, _schema_of(pairs[0][1]), None if names is None else tuple(names))
+        known = few_rows_of(layout, _schema_of(pairs[0][1]), None if names is None else tuple(names))
         found = None if known is None else known.decode(pairs)
         if found is not None:
             return found
@@ -101,7 +101,7 @@ def _schema_of(value: bytes) -> SchemaId:
 
 
 @lru_cache(maxsize=256)
-def _few(layout: TableLayout, schema_id: SchemaId, names: tuple[str, ...] | None) -> FewRows | None:
+def few_rows_of(layout: TableLayout, schema_id: SchemaId, names: tuple[str, ...] | None) -> FewRows | None:
     """The decoder of rows of a stored schema; None if there is no such schema, or the kernel can't."""
     from kvstore.kernel.few import FewRows
     from kvstore.kernel.library import few_decoder

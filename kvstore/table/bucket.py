@@ -1,4 +1,8 @@
-"""One bucket of a table, as users and writers see it: where a numbered batch goes."""
+"""One bucket of a table, as users and writers see it: where a numbered batch goes.
+
+* It holds no state of its own: the handle has the bucket, and the catalog the table as it is at each call.
+* A dropped table or a closed store is reported as such, whatever the handle met.
+"""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def a_few(layout: TableLayout) -> list[tuple[bytes, bytes]]:
 
 
 def native(layout: TableLayout, pairs: list[tuple[bytes, bytes]]) -> pa.RecordBatch | None:
-    decoder = native_rows._few(layout, SchemaId(1), None)
+    decoder = native_rows.few_rows_of(layout, SchemaId(1), None)
     return None if decoder is None else decoder.decode(pairs)
 
 

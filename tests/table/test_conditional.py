@@ -25,7 +25,7 @@ from kvstore.errors import (
     UnsupportedOperation,
 )
 from kvstore.memtable.memtable import Memtable
-from kvstore.request import small
+from kvstore.request import encoded
 from kvstore.request.results import WriteResult
 from kvstore.table import conditional
 from tests.support.examples import slow
@@ -359,14 +359,14 @@ STEPS = st.one_of(
     buckets=st.integers(1, 3),
     image=st.sampled_from(["full", "wal"]),
     skip=st.booleans(),
-    rows_max=st.sampled_from([small.ROWS_MAX, small.ROWS_MAX, 0]),
+    rows_max=st.sampled_from([encoded.ROWS_MAX, encoded.ROWS_MAX, 0]),
 )
 def test_a_history_is_that_of_a_dict(
     steps: list[tuple[str, int, int | None]], buckets: int, image: Any, skip: bool, rows_max: int, tmp_path_factory: Any
 ) -> None:
     model: dict[int, int | None] = {}
     with (
-        mock.patch.object(small, "ROWS_MAX", rows_max),  # 0: no write is small
+        mock.patch.object(encoded, "ROWS_MAX", rows_max),  # 0: no write is small
         kvstore.open(tmp_path_factory.mktemp("s") / "store", durability="none", batch_rows_max=2) as store,
     ):
         table = store.create_table(
