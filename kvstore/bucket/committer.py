@@ -313,7 +313,8 @@ class Committer:
         try:
             if deadline is None:
                 return self._queue.get()
-            return self._queue.get(timeout=max(0.0, deadline - self._clock.monotonic()))
+            seconds = max(0.0, deadline - self._clock.monotonic())
+            return self._queue.get(timeout=min(seconds, threading.TIMEOUT_MAX))  # a clock may jump, such as in a merge
         except queue.Empty:
             return None
 

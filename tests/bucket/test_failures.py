@@ -19,6 +19,7 @@ from kvstore.errors import CorruptData, LogFailed, OutOfAddressSpace, StoreError
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.log import segments
+from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from logformat.log.index_state import IndexState
@@ -260,6 +261,25 @@ def test_relaxed_durability_is_durable_after_a_flush(store_path: Path, durabilit
     with kvstore.open(store_path) as store:
         assert store.table("t").count() == 5
         assert store.check().ok
+
+
+def test_a_clock_that_jumps_in_a_merge_ends_no_thread(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, merge_slice = SetClock(), Memtable.merge_slice
+
+    def jump(memtable: Memtable, share: float) -> None:
+        merge_slice(memtable, share)
+        clock.now += 10**18
+
+    with Store(store_path, StoreOptions(), clock=clock) as store:
+        table = store.create_table("t", SCHEMA, primary_key="k")
+        monkeypatch.setattr(Memtable, "merge_slice", jump)
+        for value in range(2):
+            table.upsert({"k": 0, "v": value})
+            flushing = threading.Thread(target=table.flush, daemon=True)
+            flushing.start()
+            flushing.join(60)
+            assert not flushing.is_alive()
+            table.upsert({"k": 1, "v": value})
 
 
 HOUR_MS = 3_600_000
