@@ -29,6 +29,7 @@ from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, Unsuppo
 from kvstore.process.meter import Timer
 from logformat.paths import TEMPORARY
 
+_REMOVE_TRIES = 10
 _PIECES_MAX = 1000  # of one pwritev; the kernel takes 1,024
 _NO_PLAIN_FILE = (
     "A file of a store is a plain file with one name; put a copy in the place of this one, which is none or has another"
@@ -201,7 +202,14 @@ class Files:
         """Remove a directory and its contents, if it exists."""
         self.forget(path)
         at = self._at(path)
-        shutil.rmtree(at.name, onerror=_ignore_missing, dir_fd=at.descriptor)
+        for tries_left in reversed(range(_REMOVE_TRIES)):
+            try:
+                shutil.rmtree(at.name, onerror=_ignore_missing, dir_fd=at.descriptor)
+                break
+            except OSError as error:
+                # A reader of another process may have opened an index meanwhile, which creates a file of its locks.
+                if error.errno != errno.ENOTEMPTY or not tries_left:
+                    raise
 
     def make_directory(self, path: Path) -> None:
         """Create a directory if it does not exist, and make its name durable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -166,6 +167,27 @@ def test_a_lock_that_is_taken_while_its_table_is_removed_is_no_fault_of_the_stor
     store["b"].upsert({"k": 2})
     with pytest.raises(NoSuchTable):
         table.get(1)
+
+
+def test_a_table_is_dropped_although_a_reader_opens_it_at_that_moment(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = store.path / "tables" / "1" / "0"
+    store.create_table("a", SCHEMA, "k")
+    assert bucket.is_dir()
+    remove, calls = os.rmdir, 0
+
+    def opened_meanwhile(path: str, *, dir_fd: int | None = None) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            (bucket / "lock.mdb").touch()
+        remove(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "rmdir", opened_meanwhile)
+    store.drop_table("a")
+    assert calls > 1
+    assert not bucket.parent.exists()
 
 
 def test_a_table_dropped_by_another_process_ends_it(store: kvstore.Store) -> None:

@@ -23,15 +23,16 @@ def store_at(path: Path) -> Iterator[Store]:
 
 def written(table: kvstore.Table) -> Any:
     """Everything in the index, and all bytes of the log but for what depends on when it was synced."""
-    found = []
+    all_buckets = []
     for bucket in range(table.buckets):
         handle = table.bucket(bucket).handle
         with handle.snapshot() as view:
             state, writers = view.state(), view.writers()
-            rows = [(keys.to_list(), values.to_list()) for keys, values in view.rows(1000)]
+            # How many come together depends on what is merged.
+            rows = [pair for found in view.rows(1000) for pair in zip(*(each.to_list() for each in found), strict=True)]
         batches = [bytes(each.data) for each in handle.log.batches(0, state.applied_offset)]
-        found.append((state._replace(synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
-    return found
+        all_buckets.append((state._replace(synced_base=0, synced_position=0, synced_offset=0), writers, rows, batches))
+    return all_buckets
 
 
 def applied(table: kvstore.Table, batches: list[tuple[Any, ...]]) -> list[Any]:
