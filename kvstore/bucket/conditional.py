@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 
 from kvstore.bucket.write_path import Outcome, WritePath
@@ -54,21 +53,17 @@ def _apply_compared(path: WritePath, request: ComparedRequest) -> Outcome | None
         return error
     if first is not None:
         return first
-    if _pending(path, request.keys) != request.stored:
+    if path.memtable.get(request.keys) != request.stored:
         return None
     return path.apply_all([up_to_date(request.then, path.definition)])[0]
 
 
 def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
     try:
-        made = decided(request, path.definition, partial(_pending, path))
+        made = decided(request, path.definition, path.memtable.get)
     except InvalidRequest as error:
         return error
     return None if made is None else path.apply_all([made])[0]
-
-
-def _pending(path: WritePath, keys: list[bytes]) -> list[bytes]:
-    return path.memtable.get(keys)
 
 
 def decided(
