@@ -244,18 +244,19 @@ class Reading:
             ranges = [within.keys]
         names_few = asked is not None or (keys is not None and keys.keys is not None)
 
+        def chosen(rows: Iterable[pa.RecordBatch]) -> list[pa.RecordBatch]:
+            passed = rows if passing is None else passing.passing(rows)
+            return [some for some in (passed if limit is None else first_rows(passed, limit)) if some.num_rows]
+
         def at_once(handle: BucketReads) -> Iterator[pa.RecordBatch] | None:
-            found: Iterable[pa.RecordBatch] | None = None
+            found = None
             if ranges is not None:
-                found = self._first(handle, definition, wanted, ranges, limit if is_cut else None, within.reverse)
+                first = self._first(handle, definition, wanted, ranges, limit if is_cut else None, within.reverse)
+                found = None if first is None else chosen(first)
             if found is None and names_few:
-                found = self._named(handle, definition, keys, asked, wanted, within, limit)
-            if found is None:
-                return None
-            if passing is not None:
-                found = passing.passing(found)
-            found = [rows for rows in (found if limit is None else first_rows(found, limit)) if rows.num_rows]
-            return self.while_current(iter(found))
+                at_a_time = SCAN_ROWS if limit is None else LIMITED_ROWS
+                found = self._named(handle, definition, keys, asked, wanted, within, at_a_time, chosen)
+            return None if found is None else self.while_current(iter(found))
 
         with self.one_moment(as_of):
             found = [at_once(handle) or self.held(handle, read) for handle in handles]
@@ -334,14 +335,15 @@ class Reading:
         asked: Asked | None,
         names: Sequence[str],
         within: Span,
-        limit: int | None,
+        batch_rows: int,
+        chosen: Callable[[Iterable[pa.RecordBatch]], list[pa.RecordBatch]],
     ) -> list[pa.RecordBatch] | None:
         """Rows of a bucket that the key or an index names, read at once; None if they are not a few.
 
         Args:
             keys: Those that the filter names, as far as they are known.
             names: Columns to return, those of the filter among them.
-            limit: More rows need not be read.
+            chosen: What is returned of the rows; those that it does not ask for are not read.
         """
         with handle.latest() as view:
             current = self.latest().named_as(definition)
@@ -351,8 +353,7 @@ class Reading:
                 those = None if named is None else named.keys
             if those is None or len(those) > AT_ONCE_ROWS:
                 return None
-            at_a_time = SCAN_ROWS if limit is None else LIMITED_ROWS
-            return list(self._rows_of(those, handle, view, current, names, within, at_a_time))
+            return chosen(self._rows_of(those, handle, view, current, names, within, batch_rows))
 
     def _rows_of(
         self,

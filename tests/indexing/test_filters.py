@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from functools import reduce
 from operator import and_, or_
@@ -18,6 +18,7 @@ import kvstore
 from kvstore.indexing import asked, find
 from kvstore.indexing.conditions import matching
 from kvstore.indexing.filters import understood
+from kvstore.table import reading
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
 
@@ -266,6 +267,25 @@ def test_every_read_with_a_filter_uses_an_index(store: kvstore.Store, monkeypatc
     assert table.to_arrow(filter=pc.field("age") > 2).num_rows == sum(row["age"] > 2 for row in table)
     assert table.scan(filter=wanted, as_of=3000).read_all().num_rows == len(expected)
     assert read_since() <= 1025, "so many entries show that a scan is faster; the past is scanned"
+
+
+def test_a_limit_reads_no_more_rows_than_it_needs(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", SCHEMA, "id", indexes={"age": "age"})
+    table.upsert([{"id": number, "age": number % 10} for number in range(20_000)])
+    table.flush()
+    read: list[int] = []
+    rows_of_keys = reading.rows_of_keys
+
+    def counted(*given: Any, **named: Any) -> Iterator[pa.RecordBatch]:
+        for rows in rows_of_keys(*given, **named):
+            read.append(rows.num_rows)
+            yield rows
+
+    monkeypatch.setattr(reading, "rows_of_keys", counted)
+    wanted = pc.field("age") == 3
+    assert table.explain(wanted) == "index age by age"
+    assert table.scan(["id"], wanted, 2).read_all()["id"].to_pylist() == [3, 13]
+    assert read == [reading.LIMITED_ROWS]
 
 
 def duckdb_ids(store: kvstore.Store, where: str) -> list[int]:
