@@ -35,13 +35,14 @@ UPDATED = 3
 SUMMED = ["a", "c"]
 WORK: dict[str, Callable[[DataFrame], object]] = {
     "count": lambda frame: frame.count(),
+    "one column": lambda frame: frame.agg({"a": "sum"}).collect(),
     "sum of 2": lambda frame: frame.agg({"a": "sum", "c": "sum"}).collect(),
     "all columns": lambda frame: frame.write.format("noop").mode("overwrite").save(),
 }
 CHANGES, ROWS = "Parquet of the changelog", "Parquet of the rows"
 TARGETS = {
-    "connector: changelog": {"count": 0.5, "sum of 2": 0.85, "all columns": 0.7},
-    "connector: rows": {"count": 0.5, "sum of 2": 1.5},
+    "connector: changelog": {"count": 0.4, "one column": 0.9, "sum of 2": 0.8, "all columns": 0.7},
+    "connector: rows": {"sum of 2": 0.9, "all columns": 0.6},
     "source": {"count": 4.5, "sum of 2": 1.2, "all columns": 0.4},
     "frame": {"count": 2.5, "sum of 2": 0.8, "all columns": 0.25},
 }
