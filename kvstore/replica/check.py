@@ -49,8 +49,8 @@ class Listing:
     @classmethod
     def of(cls, client: Client, prefix: str = "", after: str = "") -> Listing:
         """List a replica, or some of its names; see :meth:`Client.list`. Names of other forms are left out."""
-        found = ((parse_name(name), size) for name, size in client.list(prefix, after))
-        return cls({name: size for name, size in found if name is not None})
+        listed = ((parse_name(name), size) for name, size in client.list(prefix, after))
+        return cls({name: size for name, size in listed if name is not None})
 
 
 def findings(
@@ -67,15 +67,15 @@ def findings(
         UnsupportedVersion: A newer version wrote an object.
     """
     sizes, bad = _verified(client, store_id)
-    found = [
+    problems = [
         Finding(kind="BAD", stream=name.stream, start=name.start, end=name.end, object=str(name))
         for name in sorted(bad)
     ]
     if status.shipped:
         for name, holds in ((paths.STORE_FILE, _is_of_store), (replica_manifest.NAME, _is_manifest_right)):
             if not holds(client, store_id, status):
-                found.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
-    return [*found, *missing(status if now is None else _in_both(status, now()), sizes)]
+                problems.append(Finding(kind="BAD", stream=CATALOG, start=0, end=0, object=name))
+    return [*problems, *missing(status if now is None else _in_both(status, now()), sizes)]
 
 
 def _verified(client: Client, store_id: UUID) -> tuple[dict[ObjectName, int], set[ObjectName]]:
@@ -138,13 +138,13 @@ def read_object(client: Client, store_id: UUID, name: ObjectName, size: int) -> 
         data = client.get(str(name), bytes_max=size)
     except FileNotFoundError as error:
         raise CorruptData("An object is gone.", object=str(name)) from error
-    found = decode_object(data, name, store_id)
+    content = decode_object(data, name, store_id)
     try:
-        verify_parts(found, store_id)
+        verify_parts(content, store_id)
     except CorruptData as error:
         error.where.setdefault("object", str(name))  # the decoders of edits and batches do not know it
         raise
-    return found
+    return content
 
 
 def first_part_of(client: Client, store_id: UUID, name: ObjectName, size: int) -> memoryview:
@@ -156,11 +156,11 @@ def first_part_of(client: Client, store_id: UUID, name: ObjectName, size: int) -
     count = min(size, _FIRST_BYTES)
     try:
         while True:
-            found = first_part(client.get_first(str(name), count), name, store_id)
-            if not isinstance(found, int):
-                return found
-            check_size(str(name), found, size)
-            count = found
+            part = first_part(client.get_first(str(name), count), name, store_id)
+            if not isinstance(part, int):
+                return part
+            check_size(str(name), part, size)
+            count = part
     except FileNotFoundError as error:
         raise CorruptData("An object is gone.", object=str(name)) from error
 

@@ -130,9 +130,9 @@ class ObjectStore:
         try:
             with _reached(self.url):
                 # Fetches only metadata; the bytes come with `bytes()`.
-                found = obstore.get(self._store, name)
-                check_size(name, found.meta["size"], bytes_max)
-                return memoryview(found.bytes())
+                answer = obstore.get(self._store, name)
+                check_size(name, answer.meta["size"], bytes_max)
+                return memoryview(answer.bytes())
         except FileNotFoundError as error:
             self._check_directory(error)
             raise

@@ -142,9 +142,9 @@ def writers_of_commits(
     between them.
     """
     named = [*base.writers_of(definition.id).named.values(), *state.writers_of(definition.id).named.values()]
-    found = {writer.writer_id for writer in named if writer.kind == "epochs"}
+    writers = {writer.writer_id for writer in named if writer.kind == "epochs"}
     for edit in edits:
         payload = edit.payload
         if isinstance(payload, OpenWriter) and (payload.table_id, payload.kind) == (definition.id, "epochs"):
-            found.add(payload.writer_id)
-    return found
+            writers.add(payload.writer_id)
+    return writers

@@ -101,12 +101,12 @@ def _pieces(objects: list[ObjectName]) -> list[Piece]:
     # For each epoch the first start of a later one; a shared table has an epoch for each range.
     ends = [*accumulate((begins[epoch] for epoch in reversed(epochs[1:])), min)][::-1]
     first_later = dict(zip(epochs, ends, strict=False))
-    found = []
+    pieces = []
     for each in sorted(each for each in objects if each.kind == "range"):
         until = min(each.end, first_later.get(each.epoch, each.end))
         if until > each.start:
-            found.append(Piece(each, until))
-    return found
+            pieces.append(Piece(each, until))
+    return pieces
 
 
 def _chain(start: int, end: int, pieces: list[Piece]) -> Iterator[Piece]:

@@ -63,11 +63,13 @@ def follow(
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"
         following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
         create(place, following, client, files, clock, progress)
-    found = Follower(place, options, files, clock, rollback_limit=rollback_limit, progress=progress)
-    if place_of(found.url) != place_of(url):
-        found.close()
-        raise InvalidRequest("The copy follows another replica; choose another directory.", path=place, url=found.url)
-    return found
+    follower = Follower(place, options, files, clock, rollback_limit=rollback_limit, progress=progress)
+    if place_of(follower.url) != place_of(url):
+        follower.close()
+        raise InvalidRequest(
+            "The copy follows another replica; choose another directory.", path=place, url=follower.url
+        )
+    return follower
 
 
 def promote(path: str | os.PathLike[str]) -> Promoted:

@@ -79,7 +79,7 @@ class Promotion:
             WriterFenced: Another promotion or leader has one of them, and this promotion gave up.
         """
         self.unreached = {}
-        reached = {name: found for name in sorted(places) if (found := self._leaders(name, places[name])) is not None}
+        reached = {name: epochs for name in sorted(places) if (epochs := self._leaders(name, places[name])) is not None}
         if not self.epoch:
             self.epoch = self._chosen(reached)
         created = False
@@ -92,8 +92,8 @@ class Promotion:
         """Find the replicas that an earlier, finished promotion did not reach, or that can't be reached now."""
         self.epoch, self.unreached = epoch, {}
         for name in sorted(places):
-            found = self._leaders(name, places[name])
-            if found is not None and epoch not in found:
+            epochs = self._leaders(name, places[name])
+            if epochs is not None and epoch not in epochs:
                 self.unreached[shown_url(name)] = "It could not be reached when the others were claimed."
 
     def has_claimed(self, name: str) -> bool:
@@ -131,20 +131,20 @@ class Promotion:
             if store not in (None, self._store_id):
                 self.unreached[shown_url(name)] = "It now belongs to another store."
                 return None
-            found = _listed(client)
+            leaders = _listed(client)
             self._clients[name] = client
-            return found
+            return leaders
         return None
 
     def _chosen(self, reached: Mapping[str, Mapping[Epoch, str]]) -> Epoch:
-        newest = max((max(found, default=Epoch(0)) for found in reached.values()), default=Epoch(0))
+        newest = max((max(epochs, default=Epoch(0)) for epochs in reached.values()), default=Epoch(0))
         if newest <= self._known:
             return Epoch(self._known + 1)
         # An earlier attempt of this promotion, which died, may have claimed the newest epoch; then it is used again.
-        for name, found in reached.items():
+        for name, epochs in reached.items():
             with self._reaching(name), suppress(FileNotFoundError):
-                if newest in found and not is_of(
-                    bytes(self._clients[name].get(found[newest], bytes_max=LEADER_BYTES_MAX)), self._leader
+                if newest in epochs and not is_of(
+                    bytes(self._clients[name].get(epochs[newest], bytes_max=LEADER_BYTES_MAX)), self._leader
                 ):
                     return Epoch(newest + 1)
         return newest

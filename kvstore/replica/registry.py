@@ -79,11 +79,11 @@ def names(runtime: StoreRuntime) -> list[str]:
 
 def lags(runtime: StoreRuntime) -> dict[str, int]:
     """Number of edits of the catalog that each replica lacks."""
-    found = {}
+    lag_of = {}
     for name, status in sorted(runtime.catalog().replicas.items()):
         shipped, edits = edits_pushed(runtime.journal, status)
-        found[shown_url(name)] = edits - shipped
-    return found
+        lag_of[shown_url(name)] = edits - shipped
+    return lag_of
 
 
 def lag_warnings(runtime: StoreRuntime) -> Iterator[str]:

@@ -198,11 +198,11 @@ class Replica:
             InvalidRequest: The replica was removed.
             Unavailable: The replica can't be reached.
         """
-        client, found = self._client(), []
+        client, statuses = self._client(), []
         for name, _ in list(client.list(follower_status.PREFIX)):
             with suppress(FileNotFoundError, CorruptData):
-                found.append(follower_status.decode(bytes(client.get(name, bytes_max=STATUS_BYTES_MAX))))
-        return sorted(found, key=lambda each: each.name)
+                statuses.append(follower_status.decode(bytes(client.get(name, bytes_max=STATUS_BYTES_MAX))))
+        return sorted(statuses, key=lambda each: each.name)
 
     @uninterrupted
     def check(self) -> ReplicaReport:
@@ -228,21 +228,21 @@ class Replica:
         with self._alone():
             client = self._client()
             shipper = self._shipper(client)
-            found = self._find(client)
+            problems = self._find(client)
             for _ in range(_PASSES):
-                if not found:
+                if not problems:
                     break
-                restarted = repair(shipper, client, self._status(), found)
+                restarted = repair(shipper, client, self._status(), problems)
                 if restarted:
                     shipper.report(restarted)
-                found = self._find(client)
+                problems = self._find(client)
         return self.report()
 
     def _find(self, client: Client) -> list[Finding]:
-        found = findings(client, self._runtime.store_id, self._status())
-        edit = FindReplica(name=self._name, checked_ms=self._runtime.clock.now_ms(), findings=found)
+        problems = findings(client, self._runtime.store_id, self._status())
+        edit = FindReplica(name=self._name, checked_ms=self._runtime.clock.now_ms(), findings=problems)
         self._runtime.journal.append(lambda _: edit)
-        return found
+        return problems
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -154,8 +154,8 @@ class Source:
         return {name.start for name in self.objects(stream) if name.kind == "snapshot"}
 
     def _reaches(self, stream: Stream, start: int, end: int) -> bool:
-        found = path_from(start, end, self.objects(stream)).pieces if start < end else []
-        return start >= end or (bool(found) and found[-1].until >= end)
+        pieces = path_from(start, end, self.objects(stream)).pieces if start < end else []
+        return start >= end or (bool(pieces) and pieces[-1].until >= end)
 
     def objects(self, stream: Stream) -> list[ObjectName]:
         """Names of a stream's objects, in no order."""
@@ -204,8 +204,8 @@ class Source:
             MissingVersion: There is none.
             ReplicaBehind: The replica starts after it.
         """
-        found = path_to(end, self.shipped(stream), self.objects(stream), newest_before=newest_before)
-        if found is None and end < self.shipped(stream).start:
+        shipped = path_to(end, self.shipped(stream), self.objects(stream), newest_before=newest_before)
+        if shipped is None and end < self.shipped(stream).start:
             raise ReplicaBehind(
                 "The replica starts after this offset: its retention has removed what was before.",
                 table_id=stream.table_id,
@@ -213,9 +213,9 @@ class Source:
                 offset=end,
                 start=self.shipped(stream).start,
             )
-        if found is None:
+        if shipped is None:
             raise self._hole(stream, reached(self.shipped(stream), self.objects(stream)), end)
-        return found
+        return shipped
 
     def path_from(self, stream: Stream, start: int, end: int) -> ShippedPath:
         """The path from one offset to another.
@@ -223,10 +223,10 @@ class Source:
         Raises:
             MissingVersion: There is none.
         """
-        found = path_from(start, end, self.objects(stream))
-        if (found.pieces[-1].until if found.pieces else start) < end:
-            raise self._hole(stream, found.pieces[-1].until if found.pieces else start, end)
-        return found
+        shipped = path_from(start, end, self.objects(stream))
+        if (shipped.pieces[-1].until if shipped.pieces else start) < end:
+            raise self._hole(stream, shipped.pieces[-1].until if shipped.pieces else start, end)
+        return shipped
 
     def batches(self, path: ShippedPath, end: int) -> Iterator[tuple[BatchHeader, memoryview]]:
         """Batches along a path that end at or before an offset, each once.
@@ -234,8 +234,8 @@ class Source:
         Raises:
             CorruptData: An object is damaged.
         """
-        found = batches_along(((self.read(piece.name), piece.until) for piece in path.pieces), path.start)
-        return takewhile(lambda each: each[0].next_offset <= end, found)
+        batches = batches_along(((self.read(piece.name), piece.until) for piece in path.pieces), path.start)
+        return takewhile(lambda each: each[0].next_offset <= end, batches)
 
     def batches_backwards(self, path: ShippedPath, end: int) -> Iterator[BatchHeader]:
         """Headers of the same batches, the last one first.
@@ -268,14 +268,14 @@ class Source:
         """
         if path.snapshot is not None:
             before = self.last_sequences(path.snapshot)
-        found, at = [], path.start
+        committed, at = [], path.start
         for header, _ in self.batches(path, end):
             if not is_wanted(header):
                 break
             if header.writer_id in writers:
-                found.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
+                committed.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
             at = header.next_offset
-        return BucketHistory(before, found, at)
+        return BucketHistory(before, committed, at)
 
     def recent_catalog(self) -> ShippedCatalog:
         """The same as :meth:`catalog`, from the newest image that was made before the time of the manifest.

@@ -37,10 +37,10 @@ class SparkEngine:
         places = self._spark.range(0, len(files), 1, partitions)
         read = mapped(places, _reading(reader, files), spark_schema(_READ)).toArrow().sort_by("place")
         for data in read.column("read"):
-            found = pickle.loads(data.as_buffer())  # noqa: S301 - pickled by a task of this engine
-            if isinstance(found, StoreError):
-                raise found
-            yield found
+            result = pickle.loads(data.as_buffer())  # noqa: S301 - pickled by a task of this engine
+            if isinstance(result, StoreError):
+                raise result
+            yield result
 
 
 def engine() -> SparkEngine:
@@ -54,9 +54,9 @@ def _reading(reader: Callable[[File], Rows], files: Sequence[File]) -> Any:
         for batch in places:
             for place in batch.column(0).to_pylist():
                 try:
-                    found: Any = reader(files[place])
+                    result: Any = reader(files[place])
                 except StoreError as error:
-                    found = error  # raised in the task, Spark would retry it and turn it into text
-                yield pa.record_batch([[place], [pickle.dumps(found, 5)]], schema=_READ)
+                    result = error  # raised in the task, Spark would retry it and turn it into text
+                yield pa.record_batch([[place], [pickle.dumps(result, 5)]], schema=_READ)
 
     return run

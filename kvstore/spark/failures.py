@@ -44,10 +44,10 @@ def raised_here() -> Iterator[None]:
     try:
         yield
     except PythonException as error:
-        found = _ERROR.search(text) if "Traceback" not in (text := str(error)) else None
-        if found is None or found[1] not in errors.__all__:
+        match = _ERROR.search(text) if "Traceback" not in (text := str(error)) else None
+        if match is None or match[1] not in errors.__all__:
             raise
-        raise getattr(errors, found[1])(found[2]) from error
+        raise getattr(errors, match[1])(match[2]) from error
 
 
 def errors_shown_alone(of: Class) -> Class:

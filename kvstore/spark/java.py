@@ -62,8 +62,8 @@ def _version(home: Path) -> int:
     if not os.access(java, os.X_OK):
         return 0
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    return int(found[1]) if found else 0
+    match = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else 0
 
 
 def main() -> None:

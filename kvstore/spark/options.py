@@ -212,8 +212,8 @@ def _place(options: Mapping[str, str], offsets: str, time: str, words: tuple[Wor
 
 
 def _end(options: Mapping[str, str]) -> End | None:
-    found = _place(options, "endingOffsets", "endingTimestamp", ("latest",))
-    return "latest" if isinstance(found, str) else found
+    end = _place(options, "endingOffsets", "endingTimestamp", ("latest",))
+    return "latest" if isinstance(end, str) else end
 
 
 def _as_of(text: str | None) -> int | dict[int, int] | dt.datetime | None:

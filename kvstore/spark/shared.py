@@ -184,8 +184,8 @@ def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Seq
         if not of_bucket:
             return {}
         task = _Applying(job, base, at_ms, of_bucket, os.environ.get(DIRECTORY))
-        found = _results(mapped(buckets, task.run, _RESULT))
-        ranges = {BucketId(each["bucket"]): each["range"] for each in found}
+        results = _results(mapped(buckets, task.run, _RESULT))
+        ranges = {BucketId(each["bucket"]): each["range"] for each in results}
         if None in ranges.values():
             return None
         return {bucket: SharedRange(*range) for bucket, range in ranges.items()}
@@ -290,9 +290,9 @@ class _Stager:
         for bucket, places in row_indices_by_bucket(definition, changes.rows, other):
             part = changes if places is None else changes.take(places)
             its_order = order if places is None else {name: column.take(places) for name, column in order.items()}
-            found = staged_batch(part, its_order)
-            self._waiting.setdefault(bucket, []).append(found)
-            self._bytes += found.nbytes
+            staged = staged_batch(part, its_order)
+            self._waiting.setdefault(bucket, []).append(staged)
+            self._bytes += staged.nbytes
         if self._bytes >= STAGED_BYTES:
             self.flush()
 
@@ -336,11 +336,11 @@ class _Applying:
                 if (pieces := self.pieces.get(bucket)) is None:
                     continue
                 with shown_alone():
-                    changes = together([found for piece in pieces for found in _staged(table, piece)])
+                    changes = together([applied for piece in pieces for applied in _staged(table, piece)])
                     place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns
-                    found = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
+                    applied = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
                 make_room(self._cache(), SystemClock())
-                yield _result({"bucket": bucket, "range": None if found is None else msgspec.to_builtins(found)})
+                yield _result({"bucket": bucket, "range": None if applied is None else msgspec.to_builtins(applied)})
 
 
 @cache
@@ -363,8 +363,8 @@ def _staged(table: SharedTable, piece: Mapping[str, Any]) -> list[pa.RecordBatch
     return list(pa.ipc.open_stream(pa.py_buffer(data)))
 
 
-def _result(found: object) -> pa.RecordBatch:
-    return pa.record_batch([pa.array([json.dumps(found)])], names=_RESULT.names)
+def _result(result: object) -> pa.RecordBatch:
+    return pa.record_batch([pa.array([json.dumps(result)])], names=_RESULT.names)
 
 
 def _results(frame: DataFrame) -> list[Any]:

@@ -117,9 +117,9 @@ def decode_columns(text: str) -> StructType:
         ) from error
 
 
-def _without_classes(found: dict[str, Any]) -> Any:
+def _without_classes(described: dict[str, Any]) -> Any:
     """A user-defined type as Spark stores it: its class is not looked for."""
-    return found["sqlType"] if found.get("type") == "udt" else found
+    return described["sqlType"] if described.get("type") == "udt" else described
 
 
 def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:

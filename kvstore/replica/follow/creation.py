@@ -82,8 +82,8 @@ def check_store(source: Source, following: FollowingFile, path: Path) -> None:
 def _planned(source: Source, tables: NewTables) -> Round:
     """What the copy has in the end. What it has already is part of it, because a replica only gets more."""
     _, base, edits = source.catalog()
-    found, state = list(edits), base
-    for edit in found:
+    tail, state = list(edits), base
+    for edit in tail:
         state = state.after(edit)
     known: dict[Stream, CopyProgress | None] = {}
 
@@ -92,7 +92,7 @@ def _planned(source: Source, tables: NewTables) -> Round:
             known[stream] = tables.progress(stream, state.tables[stream.table_id])
         return known[stream]
 
-    planned = Planner(source, progress).plan(base, found)
+    planned = Planner(source, progress).plan(base, tail)
     if not planned.edits:
         raise ReplicaBehind("The replica has no edit after its image of the catalog yet; try again.")
     return planned

@@ -52,8 +52,8 @@ def divergence_of(copy: Copy, source: Source) -> int:
 def _first_of_later_leaders(copy: Copy, source: Source, stream: Stream) -> ObjectName | None:
     """The first object of leaders after the copy's; None if there is none."""
     known = copy.state.leader_epoch
-    found = (name for name in source.objects(stream) if name.epoch > known)
-    return min(found, key=lambda name: (name.start, name.kind != "snapshot"), default=None)
+    names = (name for name in source.objects(stream) if name.epoch > known)
+    return min(names, key=lambda name: (name.start, name.kind != "snapshot"), default=None)
 
 
 def _common_edits(copy: Copy, source: Source) -> int:

@@ -70,9 +70,9 @@ class ReplicaBucket:
 
     def for_one_reader(self) -> Self:
         """The bucket for one reader of changes: changes that a later leader lacks are OffsetOutOfRange for it."""
-        found = copy(self)
-        found.log = _ReadLog(self._followed, self.identity.bucket_id)
-        return found
+        reads = copy(self)
+        reads.log = _ReadLog(self._followed, self.identity.bucket_id)
+        return reads
 
     @contextmanager
     def snapshot(self) -> Iterator[View]:
@@ -96,8 +96,8 @@ class ReplicaBucket:
 
     def committed(self) -> IndexState:
         """How far the bucket is."""
-        with self._followed.one_moment() as found:
-            end, last_ms = found.ends()[self.identity.bucket_id], self._followed.last_timestamp(self.identity.bucket_id)
+        with self._followed.one_moment() as table:
+            end, last_ms = table.ends()[self.identity.bucket_id], self._followed.last_timestamp(self.identity.bucket_id)
             return IndexState(
                 self.identity.table_id, self.identity.bucket_id, applied_offset=Offset(end), last_timestamp=last_ms
             )

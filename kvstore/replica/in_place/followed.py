@@ -129,10 +129,10 @@ class FollowedTable:
         """The table as of now; it does not change before the context ends."""
         self._check_open()
         with self._mutex:
-            found, before = self.table(), self._is_still
+            table, before = self.table(), self._is_still
             self._is_still = True
             try:
-                yield found
+                yield table
             finally:
                 self._is_still = before
 
@@ -153,9 +153,9 @@ class FollowedTable:
 
     def table_at(self, time_ms: int) -> ReplicaTable:
         """The table as of now; it is looked at again if that was last done before a time (ms)."""
-        found = self.table()
+        table = self.table()
         with self._mutex:
-            if not self._is_still and found.as_of_ms < time_ms:
+            if not self._is_still and table.as_of_ms < time_ms:
                 self._look(self._clock.monotonic())
             return self._tail.table
 

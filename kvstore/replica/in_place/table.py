@@ -26,9 +26,9 @@ class OpenedTable:
     """
 
     def __init__(self, followed: FollowedTable, meter: TableMeter, what: str) -> None:
-        with followed.one_moment() as found:
-            ids = found.store_id, found.definition.id
-            buckets = [BucketId(bucket) for bucket in range(found.definition.buckets)]
+        with followed.one_moment() as table:
+            ids = table.store_id, table.definition.id
+            buckets = [BucketId(bucket) for bucket in range(table.definition.buckets)]
         self.handles: Sequence[ReplicaBucket] = [ReplicaBucket(followed, LogIdentity(*ids, id)) for id in buckets]
         self.catalog = followed
         self.meter = meter

@@ -44,8 +44,8 @@ class ReplicaReader:
             ReplicaBehind: An object is gone, see :func:`read_listed`.
         """
         for each in ranges:
-            found = read_listed(self.client, self.store_id, each.name, each.bytes)
-            for header, data in batches_along([(found, each.until)], each.start):
+            content = read_listed(self.client, self.store_id, each.name, each.bytes)
+            for header, data in batches_along([(content, each.until)], each.start):
                 yield header, data, each.name
 
     def changes(

@@ -92,14 +92,14 @@ class CommitLog:
         """Commits that the buckets have after a time, which counts as their beginning."""
         named = self.state.writers_of(definition.id).named.values()
         writers = {each.writer_id for each in named if each.kind == "epochs"}
-        found: dict[Commit, int] = {}
+        times: dict[Commit, int] = {}
         for stream, end in ends.items() if writers else ():
             for header in self._source.batches_backwards(self._source.path(stream, end), end):
                 if header.commit_timestamp < since_ms:
                     break
                 if header.writer_id in writers:
-                    found[header.writer_id, header.batch_sequence] = since_ms
-        return found
+                    times[header.writer_id, header.batch_sequence] = since_ms
+        return times
 
     def _history(self, stream: Stream, end: int, commits: Mapping[Commit, int]) -> BucketHistory:
         """The history of a bucket with some commits; it has all earlier commits of their writers."""
@@ -108,16 +108,16 @@ class CommitLog:
         since = min(commits.values()) - SLACK_MS
         path = self._source.path(stream, end)
         before = {writer: min(sequence for of, sequence in commits if of == writer) - 1 for writer, _ in commits}
-        found: list[Committed] = []
+        committed: list[Committed] = []
         for header in self._source.batches_backwards(path, end):
             if header.commit_timestamp < since:
                 break
             if (header.writer_id, header.batch_sequence) in commits:
-                found.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
-                if len(found) == len(commits):
+                committed.append(Committed(header.writer_id, header.batch_sequence, header.base_offset))
+                if len(committed) == len(commits):
                     break
         else:
             if path.snapshot is not None and self._source.snapshot_manifest(path.snapshot).last_timestamp >= since:
                 last = self._source.last_sequences(path.snapshot)
                 before = {writer: max(sequence, last.get(writer, -1)) for writer, sequence in before.items()}
-        return BucketHistory(before, found[::-1], end)
+        return BucketHistory(before, committed[::-1], end)

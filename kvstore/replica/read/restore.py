@@ -156,21 +156,21 @@ class Restore:
             for table, jobs in state.jobs.items()
             for job in jobs
         }
-        found = self._base
+        state_after = self._base
         for edit in self._edits:
             payload = edit.payload
             is_early = isinstance(payload, EndTask) and payload.task > applied.get(payload.job_id, payload.task)
-            found = replace(found, txid=edit.txid) if is_early else found.after(edit)
-        for table, job, task in cut.jobs_ahead(found, state.tables):
+            state_after = replace(state_after, txid=edit.txid) if is_early else state_after.after(edit)
+        for table, job, task in cut.jobs_ahead(state_after, state.tables):
             # The task has ended in the image, and its edit, which has the names of its files, is gone.
             reason = (
                 f"the rows of tasks from {task + 1} on were not restored; drop the job, and create it with an older"
                 " offset"
             )
-            found = found.after(
-                self._edit(found, PauseJob(table_id=table, job_id=job, reason=reason), found.leader_epoch)
+            state_after = state_after.after(
+                self._edit(state_after, PauseJob(table_id=table, job_id=job, reason=reason), state_after.leader_epoch)
             )
-        return found
+        return state_after
 
     def _cut(self, state: CatalogState, target: Mapping[str, Mapping[int, int]], time_ms: int | None) -> StoreCut:
         _check_names(state, target)

@@ -54,11 +54,11 @@ class _Bucket:
     end: int
 
     def range_parts(self, path: ShippedPath) -> list[RangePart]:
-        found, at = [], path.start
+        parts, at = [], path.start
         for piece in path.pieces:
-            found.append(RangePart(piece.name, self.sizes[piece.name], at, piece.until))
+            parts.append(RangePart(piece.name, self.sizes[piece.name], at, piece.until))
             at = piece.until
-        return found
+        return parts
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class ReplicaTable:
             CorruptData: An object is damaged.
             Unavailable: The replica can't be reached.
         """
-        found = LoadedTable.of(client if client is not None else ObjectStore(url), name)
-        return cls.at(url, found.source, found.definition, found.cut().ends)
+        loaded = LoadedTable.of(client if client is not None else ObjectStore(url), name)
+        return cls.at(url, loaded.source, loaded.definition, loaded.cut().ends)
 
     @classmethod
     def at(cls, url: str, source: Source, definition: TableDefinition, ends: Mapping[Stream, int]) -> ReplicaTable:
@@ -111,8 +111,8 @@ class ReplicaTable:
         buckets: Sequence[tuple[Shipped, dict[ObjectName, int]]],
     ) -> ReplicaTable:
         """A shared table, of which the objects of each bucket are known, with their sizes in bytes."""
-        found = (_Bucket(shipped, sizes, shipped.end) for shipped, sizes in buckets)
-        return cls(url, store_id, definition, as_of_ms, tuple(found), "shared table")
+        tables_buckets = (_Bucket(shipped, sizes, shipped.end) for shipped, sizes in buckets)
+        return cls(url, store_id, definition, as_of_ms, tuple(tables_buckets), "shared table")
 
     def ends(self) -> dict[int, int]:
         """The end of the table in each bucket."""
@@ -130,13 +130,13 @@ class ReplicaTable:
             OffsetOutOfRange: The replica starts after it.
             ReplicaBehind: The replica ends before it.
         """
-        found = {}
+        offsets = {}
         for bucket, each in enumerate(self._buckets):
-            offset = found[bucket] = self._offset("as_of", as_of, bucket)
+            offset = offsets[bucket] = self._offset("as_of", as_of, bucket)
             if isinstance(as_of, dt.datetime) and 0 < offset == each.shipped.start < each.end:
                 # Changes before the start of the replica may be of that time or later.
                 raise OffsetOutOfRange(f"The {self.what} starts after this time.", as_of=as_of, bucket=bucket)
-        return found
+        return offsets
 
     def offset_ranges(self, start: Start, end: End, *, fail_on_data_loss: bool = True) -> dict[int, tuple[int, int]]:
         """For each bucket the offsets from ``start``, inclusive, to ``end``, exclusive.
@@ -149,7 +149,7 @@ class ReplicaTable:
             OffsetOutOfRange: The replica starts after ``start``.
             ReplicaBehind: The replica ends before ``end``.
         """
-        found = {}
+        ranges = {}
         for bucket in range(len(self._buckets)):
             first, last = (
                 self._offset(name, place, bucket, clamped=not fail_on_data_loss)
@@ -161,8 +161,8 @@ class ReplicaTable:
                     start=first,
                     end=last,
                 )
-            found[bucket] = first, last
-        return found
+            ranges[bucket] = first, last
+        return ranges
 
     def changes(self, bucket: int, start: int, end: int) -> Changes:
         """Locate changes of a bucket.
@@ -170,14 +170,14 @@ class ReplicaTable:
         Raises:
             MissingVersion: The replica has a hole before ``end``.
         """
-        found = self._buckets[bucket]
+        source = self._buckets[bucket]
         ranges = []
         if start < end:
-            path = path_from(start, end, found.sizes)
+            path = path_from(start, end, source.sizes)
             if not path.pieces or path.pieces[-1].until < end:
                 raise self._hole(bucket, end)
             # `start` may be within a commit.
-            ranges = found.range_parts(replace(path, start=path.pieces[0].name.start))
+            ranges = source.range_parts(replace(path, start=path.pieces[0].name.start))
         return Changes(BucketId(bucket), Offset(start), Offset(end), tuple(ranges))
 
     def rows(self, bucket: int, end: int) -> Rows:
@@ -186,31 +186,31 @@ class ReplicaTable:
         Raises:
             MissingVersion: The replica has a hole before ``end``, and no snapshot after the hole.
         """
-        found = self._buckets[bucket]
-        for start in sorted({found.shipped.start, *found.shipped.snapshots}, reverse=True):
-            only = msgspec.structs.replace(found.shipped, start=start, snapshots=[])
-            if start <= end and (path := path_to(end, only, found.sizes)) is not None:
-                snapshot = None if path.snapshot is None else (path.snapshot, found.sizes[path.snapshot])
-                return Rows(BucketId(bucket), Offset(end), snapshot, tuple(found.range_parts(path)))
+        source = self._buckets[bucket]
+        for start in sorted({source.shipped.start, *source.shipped.snapshots}, reverse=True):
+            only = msgspec.structs.replace(source.shipped, start=start, snapshots=[])
+            if start <= end and (path := path_to(end, only, source.sizes)) is not None:
+                snapshot = None if path.snapshot is None else (path.snapshot, source.sizes[path.snapshot])
+                return Rows(BucketId(bucket), Offset(end), snapshot, tuple(source.range_parts(path)))
         raise self._hole(bucket, end)
 
     def _offset(self, name: str, place: object, bucket: int, *, clamped: bool = False) -> int:
-        found = self._buckets[bucket]
+        source = self._buckets[bucket]
         place = place_in(name, place, BucketId(bucket), [BucketId(each) for each in range(len(self._buckets))])
         if isinstance(place, str):
-            return found.shipped.start if place == "earliest" else found.end
+            return source.shipped.start if place == "earliest" else source.end
         if isinstance(place, dt.datetime):
             time_ms = milliseconds(place)
             if time_ms > self.as_of_ms:
                 raise ReplicaBehind(f"The {self.what} ends before this time.", as_of_ms=self.as_of_ms)
             return self.first_at_or_after(bucket, time_ms, ObjectStore(self.url))
         assert isinstance(place, int)
-        about = {"bucket": bucket, "offset": place, "start": found.shipped.start, "end": found.shipped.end}
-        if place > found.shipped.end:
+        about = {"bucket": bucket, "offset": place, "start": source.shipped.start, "end": source.shipped.end}
+        if place > source.shipped.end:
             raise ReplicaBehind(f"The {self.what} ends before this offset.", **about)
-        if place < found.shipped.start:
+        if place < source.shipped.start:
             if clamped:
-                return found.shipped.start
+                return source.shipped.start
             raise OffsetOutOfRange(
                 f"The {self.what} starts after this offset, because older changes have expired; begin at `earliest`, "
                 "or with the rows at `full`.",
@@ -224,8 +224,8 @@ class ReplicaTable:
         Raises:
             MissingVersion, CorruptData, ReplicaBehind, Unavailable: An object can't be read.
         """
-        found = self._buckets[bucket]
-        ranges = self.changes(bucket, found.shipped.start, found.end).ranges
+        source = self._buckets[bucket]
+        ranges = self.changes(bucket, source.shipped.start, source.end).ranges
         reader = ReplicaReader(client, self.store_id, self.definition)
 
         def first_time(each: RangePart) -> int:
@@ -237,14 +237,14 @@ class ReplicaTable:
         after = bisect_left(ranges, time_ms, key=first_time)
         for header, _, _ in reader.batches(ranges[max(after - 1, 0) : after]):
             if header.commit_timestamp >= time_ms:
-                return min(header.base_offset, found.end)
-        return ranges[after].start if after < len(ranges) else found.end
+                return min(header.base_offset, source.end)
+        return ranges[after].start if after < len(ranges) else source.end
 
     def _hole(self, bucket: int, end: int) -> MissingVersion:
-        found = self._buckets[bucket]
+        source = self._buckets[bucket]
         return MissingVersion(
             f"The replica has a hole in bucket {bucket} of a table; run `kvstore replica repair` on its leader.",
             table=self.definition.name,
-            missing_from=reached(found.shipped, found.sizes),
+            missing_from=reached(source.shipped, source.sizes),
             before=end,
         )

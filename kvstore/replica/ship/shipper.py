@@ -89,10 +89,10 @@ def stored_name(runtime: StoreRuntime, name: str) -> str:
         InvalidRequest: There is no replica of this name.
     """
     replicas = runtime.catalog().replicas
-    found = name if name in replicas else next((each for each in replicas if shown_url(each) == name), None)
-    if found is None:
+    stored = name if name in replicas else next((each for each in replicas if shown_url(each) == name), None)
+    if stored is None:
         raise InvalidRequest("There is no such replica; see Store.replicas.", replica=name)
-    return found
+    return stored
 
 
 def edits_pushed(journal: Journal, status: ReplicaStatus) -> tuple[int, int]:
@@ -211,12 +211,12 @@ class Shipper:
             return None if edits_left is None else list(edits_left[: name.end - name.start])
         handle = self._handle(name.stream)
         try:
-            found = [(each.header, each.data) for each in handle.log.batches(Offset(name.start), Offset(name.end))]
+            batches = [(each.header, each.data) for each in handle.log.batches(Offset(name.start), Offset(name.end))]
         except OffsetOutOfRange:
             return None
-        if not found or (found[0][0].base_offset, found[-1][0].next_offset) != (name.start, name.end):
+        if not batches or (batches[0][0].base_offset, batches[-1][0].next_offset) != (name.start, name.end):
             raise CorruptData("No such range was shipped: it starts or ends within a batch.", object=str(name))
-        return [data for _, data in found]
+        return [data for _, data in batches]
 
     def ship_range(self, stream: Stream, start: int, end: int, epoch: Epoch | None = None) -> None:
         """Ship offsets from the store's own log or journal, in objects of about ``RANGE_BYTES``.
@@ -248,16 +248,16 @@ class Shipper:
             self._create(self._named(stream, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
             return offset
         handle = self._handle(stream)
-        found = snapshot.newest_valid(handle.place.directory, handle.place.identity)
-        if found is None:
+        taken = snapshot.newest_valid(handle.place.directory, handle.place.identity)
+        if taken is None:
             raise ReplicaBehind(
                 "The bucket has no snapshot from which a replica can start; take one.", bucket=stream.bucket
             )
         sizes = {paths.SNAPSHOT_MANIFEST: MANIFEST_BYTES_MAX}
-        sizes |= {name: found.manifest.files[name].bytes for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)}
-        parts = [_read(found.directory / name, size) for name, size in sizes.items()]
-        self._create(self._named(stream, "snapshot", found.offset, found.offset), parts)
-        return found.offset
+        sizes |= {name: taken.manifest.files[name].bytes for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)}
+        parts = [_read(taken.directory / name, size) for name, size in sizes.items()]
+        self._create(self._named(stream, "snapshot", taken.offset, taken.offset), parts)
+        return taken.offset
 
     def replace(self, name: ObjectName, parts: Sequence[bytes | memoryview]) -> None:
         """Replace a bad object."""
@@ -325,8 +325,8 @@ class Shipper:
             yield from ((edit, start + count) for count, edit in enumerate(edits_left[: end - start], 1))
             return
         try:
-            for found in self._handle(stream).log.batches(Offset(start), Offset(end)):
-                yield found.data, found.header.next_offset
+            for batch in self._handle(stream).log.batches(Offset(start), Offset(end)):
+                yield batch.data, batch.header.next_offset
         except OffsetOutOfRange as error:
             raise ReplicaBehind("The log does not have these changes any more.", bucket=stream.bucket) from error
 
@@ -338,13 +338,13 @@ class Shipper:
             return
         # An earlier call may have created it, and died before the report or got an error.
         try:
-            found = decode_object(
+            content = decode_object(
                 self._client.get(str(name), bytes_max=sum(map(len, pieces))), name, self._runtime.store_id
             )
         except (CorruptData, FileNotFoundError):
             self.replace(name, parts)
             return
-        if list(map(bytes, found.parts)) != list(map(bytes, parts)):
+        if list(map(bytes, content.parts)) != list(map(bytes, parts)):
             raise self._fenced(self.epoch)
 
     def _named(self, stream: Stream, kind: Kind, start: int, end: int) -> ObjectName:
@@ -389,28 +389,28 @@ class Shipper:
             if between not in leaders:
                 self._client.create(leader_name(Epoch(between)), [leader])
         try:
-            found = bytes(self._client.get(name, bytes_max=LEADER_BYTES_MAX))
+            claim = bytes(self._client.get(name, bytes_max=LEADER_BYTES_MAX))
         except FileNotFoundError as error:
             raise Unavailable(
                 "The leader object of the replica has disappeared; try again.", replica=self._name
             ) from error
-        if leader and not found:  # not taken for this leader's: it may have been that of a leader that fenced this one
+        if leader and not claim:  # not taken for this leader's: it may have been that of a leader that fenced this one
             raise CorruptData(
                 "The leader object is empty; a disk that lost power may cause this. Remove it if no other store ships"
                 " there.",
                 replica=self._name,
                 object=name,
             )
-        if found == claimed_by(ours.leader):
+        if claim == claimed_by(ours.leader):
             self._client.replace(name, [leader])  # its promotion could not replace the claim
-        elif is_claim(found):
+        elif is_claim(claim):
             raise Unavailable(
                 "A copy of the store is being promoted: try again. If its promotion died, promote that copy again, or"
                 " remove the object.",
                 replica=self._name,
                 object=name,
             )
-        elif found != leader:
+        elif claim != leader:
             raise self._fenced(ours.leader_epoch)
 
     def _check_not_replaced(self) -> None:

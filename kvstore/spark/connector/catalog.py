@@ -79,9 +79,9 @@ class Description:
     key: frozenset[str]
     log_columns: StructType | None
 
-    def columns(self, found: StructType) -> StructType:
+    def columns(self, schema: StructType) -> StructType:
         """The columns of the source, without nulls in those of the key: statements name rows by it."""
-        fields = [StructField(each.name, each.dataType, each.name not in self.key, each.metadata) for each in found]
+        fields = [StructField(each.name, each.dataType, each.name not in self.key, each.metadata) for each in schema]
         return StructType(fields)
 
 
@@ -434,21 +434,21 @@ def _known(given: Mapping[str, str], column_of: Callable[[str], str]) -> dict[st
 
 def _altered(given: Mapping[str, str]) -> dict[str, Any]:
     """Arguments for the properties that can be changed later, too."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if DELETE in given:
-        found["delete_behavior"] = given[DELETE].lower()
+        settings["delete_behavior"] = given[DELETE].lower()
     if COMPRESSION in given:
         name = given[COMPRESSION].lower()
         if name not in _COMPRESSIONS:
             raise InvalidRequest(f"`{COMPRESSION}` is lz4, zstd or none.", given=given[COMPRESSION])
-        found["compression"] = _COMPRESSIONS[name]
+        settings["compression"] = _COMPRESSIONS[name]
     if RETENTION in given:
         match = re.fullmatch(r"\s*(\d+)\s*(\w+?)\s*", given[RETENTION])
         unit = match and _UNITS.get(match[2].lower())
         if match is None or unit is None:
             raise InvalidRequest(f"`{RETENTION}` is a number and a unit, such as `7 d`.", given=given[RETENTION])
-        found["retention"] = dt.timedelta(**{unit: int(match[1])})
-    return found
+        settings["retention"] = dt.timedelta(**{unit: int(match[1])})
+    return settings
 
 
 def _engine(given: Mapping[str, str]) -> Any:

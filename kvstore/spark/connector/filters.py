@@ -50,8 +50,8 @@ _KINDS: Mapping[str, Callable[[Any], Any]] = {
 
 def filters_of(given: Iterable[Mapping[str, Any]]) -> list[Filter]:
     """The filters that this module knows; others, and values that Python can't hold, are left to Spark."""
-    found = (_filter(each) for each in given)
-    return [each for each in found if each is not None]
+    filters = (_filter(each) for each in given)
+    return [each for each in filters if each is not None]
 
 
 def _filter(given: Mapping[str, Any]) -> Filter | None:

@@ -43,12 +43,12 @@ class Messages:
 
     def _read(self, length: int) -> bytes:
         try:
-            found = self._in.read(length)
+            data = self._in.read(length)
         except OSError as error:
             raise Broken from error
-        if len(found) < length:
+        if len(data) < length:
             raise Broken
-        return found
+        return data
 
     def send(self, message: Message) -> None:
         """Send a message.

@@ -11,9 +11,9 @@ import pyarrow as pa
 T = TypeVar("T")
 
 
-def encode(found: object) -> str:
+def encode(plan: object) -> str:
     """Encode a pinned read, a task or a write."""
-    return msgspec.json.encode(found, enc_hook=encode_schema).decode()
+    return msgspec.json.encode(plan, enc_hook=encode_schema).decode()
 
 
 def decode(text: str, kind: type[T]) -> T:

@@ -71,22 +71,22 @@ def answer(request: Message, messages: Messages) -> None:
 
     def answered(run: Callable[[], Message]) -> None:
         try:
-            found = run()
+            reply = run()
         except StoreError as error:
-            found = {"error": f"{type(error).__module__}.{type(error).__name__}: {error}"}
-        messages.send(found)
+            reply = {"error": f"{type(error).__module__}.{type(error).__name__}: {error}"}
+        messages.send(reply)
 
     answered(run)
 
 
 def _load(request: Message) -> Message:
     """Columns to choose from, and the pinned read; none if only a stream can begin where the options say."""
-    found: Message = {}
+    reply: Message = {}
     described = catalog.described(request["options"]) if "properties" in request else None
     if described is not None:
-        found["properties"] = described.properties
+        reply["properties"] = described.properties
         if described.log_columns is not None:
-            return found | {"columns": described.log_columns.json()}
+            return reply | {"columns": described.log_columns.json()}
     source = KvStoreSource(request["options"])
     # A catalog loads a table for each DESCRIBE and INSERT, too.
     loaded = source.load(keep_log=described is None)
@@ -94,18 +94,18 @@ def _load(request: Message) -> Message:
     if columns is not None:
         source.pin(columns)
     shown = spark_schema(loaded.columns) if columns is None else columns
-    found["columns"] = (shown if described is None else described.columns(shown)).json()
+    reply["columns"] = (shown if described is None else described.columns(shown)).json()
     if loaded.pinned is not None:
-        found["pinned"] = encode(loaded.pinned)
+        reply["pinned"] = encode(loaded.pinned)
     if loaded.rows_max is not None:
-        found["rows"] = loaded.rows_max
+        reply["rows"] = loaded.rows_max
     if loaded.stored_bytes is not None:
-        found["bytes"] = loaded.stored_bytes
+        reply["bytes"] = loaded.stored_bytes
     if loaded.key:
-        found["lookup"] = list(loaded.key)
+        reply["lookup"] = list(loaded.key)
     if loaded.bucketed is not None:
-        found["bucketed"] = {"buckets": loaded.bucketed[0], "column": loaded.bucketed[1]}
-    return found
+        reply["bucketed"] = {"buckets": loaded.bucketed[0], "column": loaded.bucketed[1]}
+    return reply
 
 
 def _catalog(request: Message) -> Message:
@@ -147,12 +147,12 @@ def _plan(request: Message) -> Message:
         reader.use_filters(filters)
     reader.by_bucket = request.get("byBucket", False)
     tasks = reader.partitions()
-    found: Message = {"tasks": [encode(task) for task in tasks]}
+    reply: Message = {"tasks": [encode(task) for task in tasks]}
     if reader.by_bucket:
-        found["buckets"] = [task.pieces[0].bucket for task in tasks]
+        reply["buckets"] = [task.pieces[0].bucket for task in tasks]
     if reader.stored is not None and not reader.looks_up:
-        found["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
-    return found
+        reply["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
+    return reply
 
 
 def _aggregate(request: Message) -> Message:

@@ -33,12 +33,12 @@ def begin(request: Message, columns: StructType) -> Message:
         UnsupportedOperation: The rows that pass the condition can't be told from the others here.
     """
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
-    found: Message = {"job": encode(writer.job)}
+    reply: Message = {"job": encode(writer.job)}
     if "condition" in request:
         schema = writer.job.place.stored()
         exact_expression_of(filters_of(request["condition"]), schema, len(request["condition"]))
-        found["where"] = {"filters": request["condition"], "stored": encode_schema(schema)}
-    return found
+        reply["where"] = {"filters": request["condition"], "stored": encode_schema(schema)}
+    return reply
 
 
 def begin_statement(request: Message) -> Message:

@@ -33,11 +33,11 @@ def aggregates_of(
 
 def count_of(table: Table, kind: Kind, ranges: Sequence[ReadRange]) -> int | None:
     """Number of rows of a pinned read; None if they must be read."""
-    found = aggregates_of(table, kind, ranges, [("count", None)])
-    if found is None:
+    values = aggregates_of(table, kind, ranges, [("count", None)])
+    if values is None:
         return None
-    assert isinstance(found[0], int)
-    return found[0]
+    assert isinstance(values[0], int)
+    return values[0]
 
 
 SplitsRead = Iterable[tuple[Splits, Offset, Offset]]
@@ -46,11 +46,11 @@ SplitsRead = Iterable[tuple[Splits, Offset, Offset]]
 def _of_changes(splits_read: SplitsRead, wanted: Sequence[Aggregate]) -> list[Value] | None:
     if any(name != "count" and column != _OFFSET for name, column in wanted):
         return None
-    found = [splits.change_extent(start, end) for splits, start, end in splits_read]
+    extents = [splits.change_extent(start, end) for splits, start, end in splits_read]
     known: dict[str, Value] = {
-        "count": sum(count for count, _, _ in found),
-        "min": min((first for _, first, _ in found if first is not None), default=None),
-        "max": max((last for _, _, last in found if last is not None), default=None),
+        "count": sum(count for count, _, _ in extents),
+        "min": min((first for _, first, _ in extents if first is not None), default=None),
+        "max": max((last for _, _, last in extents if last is not None), default=None),
     }
     return [known[name] for name, _ in wanted]
 

@@ -44,8 +44,8 @@ def expression_of(filters: Iterable[Filter], schema: pa.Schema) -> pc.Expression
     Args:
         schema: Stored columns.
     """
-    found = [each for each in (_expression(filter, schema) for filter in filters) if each is not None]
-    return reduce(and_, found) if found else None
+    expressions = [each for each in (_expression(filter, schema) for filter in filters) if each is not None]
+    return reduce(and_, expressions) if expressions else None
 
 
 def exact_expression_of(filters: Sequence[Filter], schema: pa.Schema, given: int) -> pc.Expression:
@@ -58,8 +58,8 @@ def exact_expression_of(filters: Sequence[Filter], schema: pa.Schema, given: int
     Raises:
         UnsupportedOperation: One can't be converted, or Arrow and Spark differ on it.
     """
-    found = [_expression(filter, schema) for filter in filters if not _differs(filter)]
-    expressions = [each for each in found if each is not None]
+    possible = [_expression(filter, schema) for filter in filters if not _differs(filter)]
+    expressions = [each for each in possible if each is not None]
     if expressions and len(expressions) == given:
         return reduce(and_, expressions)
     raise UnsupportedOperation(
@@ -80,16 +80,16 @@ def lists_of(filters: Iterable[Filter], schema: pa.Schema, columns: Sequence[str
     Args:
         columns: Columns of a key: their types have no values that are equal and differ, as 0.0 and -0.0 do.
     """
-    found: dict[str, pa.Array] = {}
+    lists: dict[str, pa.Array] = {}
     for filter in filters:
         if not isinstance(filter, (EqualTo, EqualNullSafe, In)) or len(filter.attribute) > 1:
             continue
         (name,) = filter.attribute
         given = filter.value if isinstance(filter, In) else (filter.value,)
         values = _array(given, schema.field(name).type) if name in columns else None
-        if values is not None and (name not in found or len(values) < len(found[name])):
-            found[name] = values
-    return [found[name] for name in columns] if found.keys() >= set(columns) else None
+        if values is not None and (name not in lists or len(values) < len(lists[name])):
+            lists[name] = values
+    return [lists[name] for name in columns] if lists.keys() >= set(columns) else None
 
 
 def _array(values: Iterable[Any], kind: pa.DataType) -> pa.Array | None:
@@ -103,14 +103,14 @@ def _array(values: Iterable[Any], kind: pa.DataType) -> pa.Array | None:
 
 def values_of(filters: Iterable[Filter], schema: pa.Schema) -> dict[str, pa.Scalar]:
     """Columns with the same value in all rows that pass the filters, and these values."""
-    found = {}
+    values = {}
     for filter in filters:
         if isinstance(filter, (EqualTo, EqualNullSafe)) and len(filter.attribute) == 1:
             kind = _type_of(filter.attribute, schema)
             value = None if kind is None else _scalar(filter.value, kind)
             if value is not None:
-                found[filter.attribute[0]] = value
-    return found
+                values[filter.attribute[0]] = value
+    return values
 
 
 def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
@@ -127,8 +127,8 @@ def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
         return field.is_valid()
     if isinstance(filter, In):
         if not pa.types.is_floating(kind):
-            found = _array(filter.value, kind)
-            return None if found is None else field.isin(found)
+            items = _array(filter.value, kind)
+            return None if items is None else field.isin(items)
         values = [_scalar(value, kind) for value in filter.value if value is not None]
         known = [value.as_py() for value in values if value is not None]
         if len(known) < len(values):
@@ -165,12 +165,12 @@ def _of_text(filter: Filter, field: pc.Expression) -> pc.Expression:
         return pc.ends_with(field, filter.value)
     if isinstance(filter, StringContains):
         return pc.match_substring(field, filter.value)
-    found = pc.starts_with(field, filter.value)
+    condition = pc.starts_with(field, filter.value)
     # The same as a range, which limits the keys to read.
     last = ord(filter.value[-1]) if filter.value else _CHARACTER_MAX
     if last < _CHARACTER_MAX and last not in _SURROGATES:
-        found = found & (field >= filter.value) & (field < filter.value[:-1] + chr(last + 1))
-    return found
+        condition = condition & (field >= filter.value) & (field < filter.value[:-1] + chr(last + 1))
+    return condition
 
 
 def _type_of(path: Sequence[str], schema: pa.Schema) -> pa.DataType | None:

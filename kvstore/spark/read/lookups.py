@@ -41,9 +41,9 @@ def wanted_keys(definition: TableDefinition, filters: Iterable[Filter]) -> dict[
         keys = layout.encode_keys(rows).to_arrow()
     except KeyTooLarge:
         return None
-    found = {}
+    keys_of = {}
     for bucket, of_bucket in row_indices_by_bucket(definition, rows, BucketId(0)):
         some = keys if of_bucket is None else keys.take(of_bucket)
         if len(some):
-            found[int(bucket)] = tuple(some.take(pc.array_sort_indices(some)).to_pylist())
-    return found
+            keys_of[int(bucket)] = tuple(some.take(pc.array_sort_indices(some)).to_pylist())
+    return keys_of

@@ -77,8 +77,8 @@ def _net(changes: pa.RecordBatch, definition: TableDefinition) -> pa.RecordBatch
     after = np.where(is_update, ChangeType.UPDATE_POSTIMAGE.word, ChangeType.INSERT.word)[is_after]
     places = np.concatenate([first[is_before], last[is_after]])
     order = np.argsort(places, kind="stable")
-    found = changes.take(pa.array(places[order]))
-    return _with_kinds(found, pa.array(np.concatenate([before, after])[order], pa.string()))
+    net = changes.take(pa.array(places[order]))
+    return _with_kinds(net, pa.array(np.concatenate([before, after])[order], pa.string()))
 
 
 def _encoded(changes: pa.RecordBatch, definition: TableDefinition) -> pa.BinaryArray:

@@ -80,25 +80,25 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
     if START in raw:
         return None
     try:
-        found = msgspec.convert(raw, StreamOffset)
+        decoded_offset = msgspec.convert(raw, StreamOffset)
     except msgspec.ValidationError as error:
         raise InvalidRequest(
             "The checkpoint has offsets of another source; start with a new checkpoint.", found=json.dumps(raw)
         ) from error
-    if found.table != table_id(place):
+    if decoded_offset.table != table_id(place):
         raise InvalidRequest(
             "The checkpoint belongs to another table, which may have had this name; start with a new checkpoint.",
             table=place.name,
             id=table_id(place),
-            found=found.table,
+            found=decoded_offset.table,
         )
-    if set(found.offsets) != {str(bucket) for bucket in range(buckets)}:
+    if set(decoded_offset.offsets) != {str(bucket) for bucket in range(buckets)}:
         raise InvalidRequest(
             "The checkpoint has other buckets than the table; start with a new checkpoint.",
             buckets=buckets,
-            found=list(found.offsets),
+            found=list(decoded_offset.offsets),
         )
-    return found
+    return decoded_offset
 
 
 def table_id(place: TablePlace) -> str:

@@ -69,10 +69,10 @@ class TablePlace:
             InvalidRequest: It is no condition on the columns of the table.
             UnsupportedOperation: The changelog is a WAL image.
         """
-        found = parse_filter(self.filter, self.definition.schema)
-        if found is not None:
-            check_shapes(self.definition, found)
-        return found
+        condition = parse_filter(self.filter, self.definition.schema)
+        if condition is not None:
+            check_shapes(self.definition, condition)
+        return condition
 
     @property
     def table_id(self) -> int:

@@ -236,8 +236,8 @@ class FollowedReplica:
         self, before: Mapping[int, Offset], ends: Mapping[int, Offset], records: int
     ) -> dict[int, Offset] | None:
         """Ends of a read that has each write whole; None if the objects do not say of which write they are."""
-        found, is_whole = self._tail().whole_ends(before, ends, records)
-        return found if is_whole else None
+        offsets, is_whole = self._tail().whole_ends(before, ends, records)
+        return offsets if is_whole else None
 
     def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
@@ -262,8 +262,8 @@ class FollowedReplica:
                 "continue with the store until all rows are read, or start with a new checkpoint.",
                 url=self._place.path,
             )
-        found = [_with_objects(table, each, rows=each.inserted_at is not None) for each in ranges]
-        return tasks_of(place, ReplicaReads(place), found, cores=cores)
+        complete = [_with_objects(table, each, rows=each.inserted_at is not None) for each in ranges]
+        return tasks_of(place, ReplicaReads(place), complete, cores=cores)
 
     def register(self, before: Mapping[int, Offset], *, began: bool) -> None:
         """There are no consumers."""
@@ -302,11 +302,11 @@ def _possible(piece: Changes, schema: pa.Schema, filter: pc.Expression | None) -
         & ((version >= each.start) & (version < each.until))
         for each in piece.ranges
     ]
-    found = possible_places(guarantees, schema, filter)
-    while found:
-        count = next((at for at, place in enumerate(found) if place != found[0] + at), len(found))
-        yield piece.within(piece.ranges[found[0] : found[0] + count])
-        found = found[count:]
+    places = possible_places(guarantees, schema, filter)
+    while places:
+        count = next((at for at, place in enumerate(places) if place != places[0] + at), len(places))
+        yield piece.within(piece.ranges[places[0] : places[0] + count])
+        places = places[count:]
 
 
 def room() -> Path:

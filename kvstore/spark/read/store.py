@@ -175,8 +175,8 @@ class StoreReads:
         rows = ReadPiece(given.bucket, given.start, given.end, ())
         wanted = given.wanted
         if wanted is None and self._place.kind is Kind.ROWS and given.keys is None:
-            found = splits.keys_found(filter, as_of=rows.end)
-            wanted = None if found is None or not self.looks_up(len(found)) else tuple(found.to_list())
+            known_keys = splits.keys_found(filter, as_of=rows.end)
+            wanted = None if known_keys is None or not self.looks_up(len(known_keys)) else tuple(known_keys.to_list())
         if wanted is not None:
             if wanted:
                 yield Part(len(wanted) * LOOKUP_BYTES / ROWS_TASK_BYTES_MIN, partial(_lookups, rows, wanted))

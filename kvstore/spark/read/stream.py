@@ -115,12 +115,12 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Args:
             place: End of the last batch.
         """
-        found = self._decoded(place)
-        if found is None:
+        position = self._decoded(place)
+        if position is None:
             return {}
         ends = self._ends()
-        lag = sum(ends[bucket] - offset for bucket, offset in found.by_bucket.items())
-        return {"offsetsBehindLatest": str(lag), "bucketsToCopy": str(len(found.rows_from or {}))}
+        lag = sum(ends[bucket] - offset for bucket, offset in position.by_bucket.items())
+        return {"offsetsBehindLatest": str(lag), "bucketsToCopy": str(len(position.rows_from or {}))}
 
     def partitions(self, start: Raw, end: Raw) -> list[InputPartition]:
         """Partitions of the changes between two offsets, one for each core, or fewer if there are few changes.

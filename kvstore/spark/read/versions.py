@@ -44,7 +44,7 @@ def ranges_of(table: Table, start: Bound, end: Bound) -> dict[int, tuple[int, in
         OffsetOutOfRange: Commits at the start of the range have expired.
     """
     firsts = offsets_of(table, start, is_start=True)
-    found = {}
+    ranges = {}
     lasts = offsets_of(table, end, is_start=False)
     for bucket, (_, now) in table.offset_ranges().items():
         log_start = table.offsets()[bucket][0]
@@ -58,8 +58,8 @@ def ranges_of(table: Table, start: Bound, end: Bound) -> dict[int, tuple[int, in
             )
         first = _commit_at_or_after(table, bucket, firsts[bucket], log_start, now)
         last = _commit_at_or_after(table, bucket, lasts[bucket], log_start, now)
-        found[int(bucket)] = (first, max(first, last))
-    return found
+        ranges[int(bucket)] = (first, max(first, last))
+    return ranges
 
 
 def offsets_of(table: Table, bound: Bound, *, is_start: bool) -> dict[int, int]:
@@ -87,12 +87,12 @@ def _versions(text: str, buckets: int) -> dict[int, int]:
     try:
         given = json.loads(text)
         versions = given if isinstance(given, Mapping) else {0: given}
-        found = {int(bucket): operator.index(version) for bucket, version in versions.items()}
+        version_of = {int(bucket): operator.index(version) for bucket, version in versions.items()}
     except (ValueError, TypeError, RecursionError):
-        found = {}
-    if found == {0: 0}:
+        version_of = {}
+    if version_of == {0: 0}:
         return dict.fromkeys(range(buckets), 0)  # where each log begins
-    if found.keys() != set(range(buckets)) or min(found.values()) < 0:
+    if version_of.keys() != set(range(buckets)) or min(version_of.values()) < 0:
         example = "17" if buckets == 1 else json.dumps({str(bucket): 17 for bucket in range(min(buckets, 2))})
         more = "" if buckets < 3 else " and so on"
         raise InvalidRequest(
@@ -101,7 +101,7 @@ def _versions(text: str, buckets: int) -> dict[int, int]:
             given=text,
             buckets=buckets,
         )
-    return found
+    return version_of
 
 
 def _time(milliseconds: int) -> dt.datetime:
@@ -117,5 +117,5 @@ def _commit_at_or_after(table: Table, bucket: int, offset: int, log_start: int, 
     if offset <= log_start:
         return log_start
     splits = table.parts.of_bucket(bucket)
-    found = splits.commit_end(Offset(log_start), now, offset - log_start)
-    return found if found >= offset else splits.commit_end(found, now, 1)
+    end = splits.commit_end(Offset(log_start), now, offset - log_start)
+    return end if end >= offset else splits.commit_end(end, now, 1)

@@ -134,10 +134,10 @@ def parts_of(messages: Iterable[Staged]) -> dict[BucketId, Changes]:
         StoreError: A file is missing or damaged.
         InvalidRequest: The changes are too large for one commit.
     """
-    found: Mapping[BucketId, list[pa.RecordBatch]] = defaultdict(list)
+    batches_by_bucket: Mapping[BucketId, list[pa.RecordBatch]] = defaultdict(list)
     for bucket, batch in batches_of(messages):
-        found[bucket].append(batch)
-    return {bucket: together(batches) for bucket, batches in sorted(found.items())}
+        batches_by_bucket[bucket].append(batch)
+    return {bucket: together(batches) for bucket, batches in sorted(batches_by_bucket.items())}
 
 
 def batches_of(messages: Iterable[Staged]) -> Iterator[tuple[BucketId, pa.RecordBatch]]:

@@ -107,8 +107,8 @@ class Statement:
             _check_deletes(table)
         key = list(table.primary_key or ())
         codec = KeyCodec([table.schema.field(name) for name in key])
-        found = {bucket: _deletes_first(changes, codec, key) for bucket, changes in parts.items()}
-        keys = pa.concat_batches([changes.rows.select(key) for changes in found.values()])
+        ordered = {bucket: _deletes_first(changes, codec, key) for bucket, changes in parts.items()}
+        keys = pa.concat_batches([changes.rows.select(key) for changes in ordered.values()])
         # Other writers wait for the check in the commit, so only what comes after this one is left for it.
         seen = check_unchanged(table, keys, self.read_at, None, schema_id, *_CHANGED)
 
@@ -116,7 +116,7 @@ class Statement:
             end = {int(bucket): int(offset) for bucket, offset in first.items()}
             check_unchanged(table, keys, seen, end, schema_id, *_CHANGED)
 
-        return found, confirm
+        return ordered, confirm
 
 
 def _deletes_first(changes: Changes, codec: KeyCodec, key: list[str]) -> Changes:
