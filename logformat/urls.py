@@ -38,7 +38,7 @@ def shown_text(text: str) -> str:
     """Text in which URLs have no credentials."""
     if "://" not in text:
         return text
-    return shown_url(text) if _URL.fullmatch(text) else _URL_IN_TEXT.sub(lambda found: shown_url(found[0]), text)
+    return shown_url(text) if _URL.fullmatch(text) else _URL_IN_TEXT.sub(lambda match: shown_url(match[0]), text)
 
 
 def without_credentials(fact: Any) -> Any:

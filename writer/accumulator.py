@@ -107,24 +107,24 @@ class Accumulator:
         ]
 
     def _convert(self) -> None:
-        found, refused = self._intake.changes(self._items)
+        converted, refused = self._intake.changes(self._items)
         self._items = []
-        self._whole += found
+        self._whole += converted
         self.refused += refused
 
     def _convert_each(self) -> None:
         items, self._items = self._items, []
         for item in items:
             try:
-                found, refused = self._intake.changes([item])
+                converted, refused = self._intake.changes([item])
             except Exception as error:  # as above; the error is reported with its row
                 if isinstance(item, Whole):
                     self._whole.append(item)
                     continue
                 misfit = SchemaMismatch("The writer ended while it converted this row.", reason=repr(error))
                 misfit.__cause__ = error
-                found, refused = [], [Refused([item.key if isinstance(item, Key) else item], misfit)]
-            self._whole += found
+                converted, refused = [], [Refused([item.key if isinstance(item, Key) else item], misfit)]
+            self._whole += converted
             self.refused += refused
 
     def _intake_of(self, columns: Columns) -> Intake:

@@ -178,14 +178,14 @@ class BucketQueue:
             self._call_expires = now + self._timing.delivery_timeout
         return self._pending
 
-    def call_succeeded(self, found: int | None) -> None:
+    def call_succeeded(self, answer: int | None) -> None:
         """Take the result of the pending call: what ``begin`` returned, or the new writer id."""
         if self._pending is PendingCall.NEW_ID:
-            assert found is not None
-            self._writer_id = WriterId(found)
+            assert answer is not None
+            self._writer_id = WriterId(answer)
             self.restarts.append(Restart(self._bucket, self._forgotten, self._writer_id, self._in_doubt))
         else:
-            self._head = next_sequence(NO_SEQUENCE if found is None else Sequence(found))
+            self._head = next_sequence(NO_SEQUENCE if answer is None else Sequence(answer))
         self._pending = self._call_expires = None
         self._call_failures = 0
 

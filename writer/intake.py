@@ -59,29 +59,29 @@ class Intake:
 
     def changes(self, items: list[Item]) -> tuple[list[Whole], list[Refused]]:
         """Convert items in order; returns the changes and the rows that do not fit."""
-        found: list[Whole] = []
+        converted: list[Whole] = []
         refused: list[Refused] = []
         if set(map(type, items)) == {dict}:
-            self._rows(items, found, refused)
-            return found, refused
+            self._rows(items, converted, refused)
+            return converted, refused
         for is_whole, run in groupby(items, lambda item: isinstance(item, Whole)):
             if is_whole:
                 for whole in run:
-                    self._fitting(whole, found, refused)
+                    self._fitting(whole, converted, refused)
             else:
-                self._mixed(list(run), found, refused)
-        return found, refused
+                self._mixed(list(run), converted, refused)
+        return converted, refused
 
     def _upserts(self, rows: list[Item]) -> Changes:
         with _Unforeseen():
             return self._checked(Changes.upserts(intake.one_batch(rows, self.schema)))
 
-    def _rows(self, rows: list[Item], found: list[Whole], refused: list[Refused]) -> None:
+    def _rows(self, rows: list[Item], converted: list[Whole], refused: list[Refused]) -> None:
         done, failed = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
-        found += [Whole(changes, self.schema_id, self.key_schema.names) for changes in done]
+        converted += [Whole(changes, self.schema_id, self.key_schema.names) for changes in done]
         refused += [Refused([rows[place]], error) for place, error in failed]
 
-    def _mixed(self, items: list[Item], found: list[Whole], refused: list[Refused]) -> None:
+    def _mixed(self, items: list[Item], converted: list[Whole], refused: list[Refused]) -> None:
         """Converts rows and keys that alternate: each kind on its own, then merged in the original order."""
         keys = [item.key for item in items if type(item) is Key]
         rows = [item for item in items if type(item) is not Key]
@@ -103,12 +103,12 @@ class Intake:
             order = pa.array(np.argsort(np.concatenate(places)))
             every = together([*batches, *deletes])
             merged = Changes(every.rows.take(order), every.is_delete.take(order))
-            found.append(Whole(merged, self.schema_id, self.key_schema.names))
+            converted.append(Whole(merged, self.schema_id, self.key_schema.names))
 
-    def _fitting(self, whole: Whole, found: list[Whole], refused: list[Refused]) -> None:
+    def _fitting(self, whole: Whole, converted: list[Whole], refused: list[Refused]) -> None:
         changes, _, key = whole
         done, failed = tell_apart(len(changes), lambda start, end: self._checked(part(changes, start, end), key))
-        found += [whole._replace(changes=each) for each in done]
+        converted += [whole._replace(changes=each) for each in done]
         refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
 
     def _checked(self, changes: Changes, key: Sequence[str] | None = None) -> Changes:

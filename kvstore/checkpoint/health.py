@@ -83,19 +83,19 @@ def health(store: Path, journal: Journal, failure: StoreError | None, edits_per_
     Raises:
         CorruptImage, UnsupportedVersion: The catalog can't be loaded.
     """
-    found, warnings = [], []
+    images, warnings = [], []
     directory = journal.images.directory
     with refusals(directory):
         for txid in image.txids(directory):
             path = paths.image_file(directory, txid)
             try:
                 head = image.verify(path, journal.images.store_id)
-                found.append(ImageFacts(txid, path.stat().st_size, head.created_ms))
+                images.append(ImageFacts(txid, path.stat().st_size, head.created_ms))
             except FileNotFoundError:
                 continue  # a checkpoint removed it meanwhile
             except CorruptImage as error:
                 warnings.append(str(error))
-    result = Health(journal.state().txid, found, journal.segments(), warnings)
+    result = Health(journal.state().txid, images, journal.segments(), warnings)
     if result.edits_behind_image >= edits_per_image:
         reason = failure or obstacle(store)
         if reason is not None or result.edits_behind_image >= LATE_JOURNALS * edits_per_image:

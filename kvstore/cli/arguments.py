@@ -160,8 +160,8 @@ def beginning_of(cells: Sequence[str] | None, table: kvstore.ReadTable) -> dict[
     if not cells:
         return None
     fields = [table.schema.field(name) for name in table.primary_key or ()][: len(cells)]
-    found: dict[str, Any] = parse_key(cells, fields).to_pylist()[0] if fields else {}
-    return found
+    row: dict[str, Any] = parse_key(cells, fields).to_pylist()[0] if fields else {}
+    return row
 
 
 def start_of(given: str) -> Start:

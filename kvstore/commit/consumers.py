@@ -118,10 +118,10 @@ class Consumers:
                 offsets=shown(given),
                 buckets=len(self._handles),
             )
-        found = [integer("offset", given[bucket]) for bucket in range(len(self._handles))]
-        if not all(0 <= offset <= OFFSET_MAX for offset in found):
+        offsets = [integer("offset", given[bucket]) for bucket in range(len(self._handles))]
+        if not all(0 <= offset <= OFFSET_MAX for offset in offsets):
             raise OffsetOutOfRange("No log has such an offset; give one of its changes.", offsets=shown(given))
-        return [Offset(offset) for offset in found]
+        return [Offset(offset) for offset in offsets]
 
     def _check_ends(self, offsets: Sequence[Offset]) -> None:
         for bucket, (offset, handle) in enumerate(zip(offsets, self._handles, strict=True)):

@@ -96,10 +96,10 @@ class Staging:
         path = paths.staged_file(self._store, commit.commit_id)
         try:
             if commit.staged is None:
-                header, found = _batch_of(bucket, path, self._files, definition.buckets * BATCH_BYTES_MAX)
+                header, data = _batch_of(bucket, path, self._files, definition.buckets * BATCH_BYTES_MAX)
             else:
-                header, found = _batch_in(bucket, memoryview(commit.staged))
-            batch = decode_batch(found, definition.schema_of(header.schema_id))
+                header, data = _batch_in(bucket, memoryview(commit.staged))
+            batch = decode_batch(data, definition.schema_of(header.schema_id))
         except FileNotFoundError as error:
             raise CorruptData(
                 "The staged rows of a commit are missing; restore them from a copy.", path=path

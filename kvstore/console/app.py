@@ -169,11 +169,11 @@ class Answers:
     async def cell(self, request: Request) -> Response:
         """A value as a file."""
         try:
-            found = await run_in_threadpool(_of, value_of, await self._opened.get(), request)
+            cell_value = await run_in_threadpool(_of, value_of, await self._opened.get(), request)
         except StoreError as error:
             return self._failed(error, as_json=False)
-        disposition = {"Content-Disposition": f'attachment; filename="{found.name}"'}
-        return Response(found.data, media_type=found.media_type, headers=disposition)
+        disposition = {"Content-Disposition": f'attachment; filename="{cell_value.name}"'}
+        return Response(cell_value.data, media_type=cell_value.media_type, headers=disposition)
 
     async def live(self, request: Request) -> ASGIApp:
         """New changes of a table as server-sent events, until the client goes."""
@@ -208,8 +208,8 @@ class Answers:
         shown = tail.as_json if as_json else tail.as_html
 
         def step(store: Store) -> str | None:
-            found = tail.step(store)
-            return None if found is None else shown(*found)
+            step_made = tail.step(store)
+            return None if step_made is None else shown(*step_made)
 
         try:
             yield f"retry: {1000 * LIVE_SECONDS:.0f}\n\n"
@@ -226,10 +226,10 @@ class Answers:
         error = InvalidRequest("There is no such page.", path=repr(request.url.path[:200]))
         return self._failed(error, as_json=_is_api(request), status=404)
 
-    async def defect(self, request: Request, found: Exception) -> Response:
+    async def defect(self, request: Request, error: Exception) -> Response:
         """The answer to a request at which the console itself failed; the server prints the traceback."""
         what = "The console failed at this page; the terminal of `kvstore ui` has the details, please report them."
-        facts = {"error": {"class": type(found).__name__, "message": what}}
+        facts = {"error": {"class": type(error).__name__, "message": what}}
         return self._error_page(facts, as_json=_is_api(request), status=500)
 
     @property

@@ -58,7 +58,7 @@ class OpenedStore:
 def _directory(path: Path) -> tuple[int, int] | None:
     """What distinguishes a directory from any other at its path; None if there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

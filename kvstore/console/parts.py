@@ -32,14 +32,14 @@ def error_facts(error: StoreError) -> dict[str, Any]:
     return {"error": facts}
 
 
-def is_error(found: Any) -> bool:
+def is_error(facts: Any) -> bool:
     """Whether :func:`attempt` returned an error."""
-    return isinstance(found, dict) and set(found) == {"error"}
+    return isinstance(facts, dict) and set(facts) == {"error"}
 
 
-def error_box(found: Mapping[str, Any]) -> Html:
+def error_box(facts: Mapping[str, Any]) -> Html:
     """An error in its place on a page."""
-    error = found["error"]
+    error = facts["error"]
     return tag(
         "div",
         tag("p", tag("strong", error["class"]), " ", error["message"]),

@@ -38,15 +38,15 @@ def figures(store: Store) -> str:
     Raises:
         CorruptImage, UnsupportedVersion: The catalog can't be loaded.
     """
-    found: dict[str, Any] = {name: {} for name in _ABOUT}
-    found["kvstore_catalog_edits"] = store.txid
+    figures_of: dict[str, Any] = {name: {} for name in _ABOUT}
+    figures_of["kvstore_catalog_edits"] = store.txid
     for definition in definitions(store, matching(store)):
         status = summary(definition)["status"]
-        found["kvstore_table_readable"][definition.name] = int(not is_error(status))
+        figures_of["kvstore_table_readable"][definition.name] = int(not is_error(status))
         for name in () if is_error(status) else _STATUS:
             if status[name] is not None:
-                found[f"kvstore_table_{name}"][definition.name] = status[name]
+                figures_of[f"kvstore_table_{name}"][definition.name] = status[name]
     with suppress(StoreError):  # the pages say what can't be read
         metrics = store.metrics()
-        found |= {name: metrics[name] for name in _OF_READERS}
-    return prometheus_text(found, _ABOUT)
+        figures_of |= {name: metrics[name] for name in _OF_READERS}
+    return prometheus_text(figures_of, _ABOUT)

@@ -37,13 +37,13 @@ class Growth:
         return np.interp(times, self.times, self.ends)
 
 
-def growth_of(found: dict[Offset, int], end: Offset, last_ms: int) -> Growth:
+def growth_of(known_times: dict[Offset, int], end: Offset, last_ms: int) -> Growth:
     """Growth by the times at which batches came that begin at some offsets, the first of the log among them.
 
     Args:
         last_ms: Time of the last commit before the end of the log.
     """
-    known = {offset: time for offset, time in found.items() if offset < end} | {end: last_ms}
+    known = {offset: time for offset, time in known_times.items() if offset < end} | {end: last_ms}
     places = list(map(int, known))
     times = np.maximum.accumulate(list(known.values())).tolist()
     ends = dict(zip(times, places, strict=True))  # of several at one time, the last
@@ -61,13 +61,13 @@ def growths(table: Table, samples: int = SAMPLES) -> list[Growth]:
     return [growth_of(samples_of[bucket], *end) for bucket, end in ends if samples_of[bucket]]
 
 
-def rate_facts(found: list[Growth]) -> dict[str, Any] | None:
+def rate_facts(of_buckets: list[Growth]) -> dict[str, Any] | None:
     """Changes in equal parts of the time since the first one kept; None if there are none."""
-    if not found:
+    if not of_buckets:
         return None
-    first, last = min(each.times[0] for each in found), max(each.times[-1] for each in found)
+    first, last = min(each.times[0] for each in of_buckets), max(each.times[-1] for each in of_buckets)
     edges = np.linspace(first, last, BINS + 1)
-    counts = np.sum([np.diff(each.at(edges)) for each in found], axis=0)
+    counts = np.sum([np.diff(each.at(edges)) for each in of_buckets], axis=0)
     return {
         "from": time_text(first),
         "to": time_text(last),
@@ -117,8 +117,8 @@ class Lags:
         for bucket, growth in enumerate(logs):
             offsets = np.array([offsets[bucket] for _, offsets in positions])
             lags += np.maximum(growth.at(times) - offsets[places], 0)
-        found = [round(float(each)) for each in lags]
-        return {"from": time_text(int(first)), "to": time_text(int(times[-1])), "lags": found}
+        seconds = [round(float(each)) for each in lags]
+        return {"from": time_text(int(first)), "to": time_text(int(times[-1])), "lags": seconds}
 
 
 def lag_html(facts: dict[str, Any] | None) -> Html | None:

@@ -231,10 +231,10 @@ class Environment:
             self._gets.append(None)
             if not self._is_blocked:
                 transaction = self._env.begin()
-                found = look(transaction)
+                result = look(transaction)
                 if not self._locks:
                     self._check_undisturbed(transaction)
-                return found
+                return result
         except lmdb.Error as error:
             if transaction is not None:
                 self._check_undisturbed(transaction, error)
@@ -367,9 +367,9 @@ class Environment:
 
     def _enlarge(self) -> None:
         """Enlarge the map to more than it has, and than the file has in use. The caller holds the mutex."""
-        found = self._env.info()
-        used = (found["last_pgno"] + 1) * self._env.stat()["psize"]
-        size = address_space.size_of_larger_map(found["map_size"], used, self.directory)
+        facts = self._env.info()
+        used = (facts["last_pgno"] + 1) * self._env.stat()["psize"]
+        size = address_space.size_of_larger_map(facts["map_size"], used, self.directory)
         try:
             self._env.set_mapsize(size)
         except lmdb.Error as error:

@@ -287,10 +287,10 @@ class PageFile:
             if self.last_that_freed(meta) != _WORD.pack(transaction):
                 raise WrongPage(f"the pages that transaction {transaction} freed are not recorded")
             return
-        found = b""
+        freed = b""
         with suppress(WrongPage):  # the pages may have been reused
-            found = self.last_that_freed(meta)
-        if found == _WORD.pack(transaction + 2):
+            freed = self.last_that_freed(meta)
+        if freed == _WORD.pack(transaction + 2):
             raise WrongPage(f"transaction {transaction + 2} has the number {transaction}")
 
     def last_that_freed(self, meta: _Meta) -> bytes:
@@ -331,7 +331,7 @@ class PageFile:
             if tree.depth or any(tree.counts):
                 raise WrongPage("an empty tree has nonzero counts")
             return
-        found = [0, 0, 0, 0]
+        counts = [0, 0, 0, 0]
         before: bytes | None = None
         waiting: list[tuple[int, int, bytes | None, bytes | None]] = [(tree.root, 1, None, None)]
         while waiting:
@@ -342,14 +342,14 @@ class PageFile:
                 raise WrongPage(f"page {number} is at a wrong depth")
             keys = [_in_order(node.key, flags) for node in nodes]
             if kind == BRANCH:
-                found[0] += 1
+                counts[0] += 1
                 # LMDB ignores the first key of a branch page.
                 lows, highs = [low, *keys[1:]], [*keys[1:], high]
                 below = zip(nodes, lows, highs, strict=True)
                 waiting += reversed([(node.child, depth + 1, at_least, under) for node, at_least, under in below])
                 continue
-            found[1] += 1
-            found[3] += len(nodes)
+            counts[1] += 1
+            counts[3] += len(nodes)
             for node, key in zip(nodes, keys, strict=True):
                 if (before is not None and key <= before) or (low is not None and key < low):
                     raise WrongPage(f"a key of page {number} is out of order")
@@ -357,12 +357,12 @@ class PageFile:
                 value = node.value
                 if node.flags & BIG:
                     value, pages = self._big_value(value, node.value_bytes)
-                    found[2] += pages
+                    counts[2] += pages
                 yield node.key, value, node.flags
             if high is not None and before is not None and before >= high:
                 raise WrongPage(f"a key of page {number} is out of order")
-        if tuple(found) != tree.counts:
-            raise WrongPage(f"a tree counts {tree.counts} and has {tuple(found)}")
+        if tuple(counts) != tree.counts:
+            raise WrongPage(f"a tree counts {tree.counts} and has {tuple(counts)}")
 
     def _nodes(self, number: int) -> tuple[int, list[_Node]]:
         """Kind and nodes of a branch or leaf: at least one, and together they exactly fill their part of the page."""

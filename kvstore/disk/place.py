@@ -122,9 +122,9 @@ class StoreDirectory:
             with self._mutex:
                 self._known(directory, identity)
 
-    def _known(self, directory: Path, found: Identity) -> Identity:
+    def _known(self, directory: Path, identity: Identity) -> Identity:
         """The identity that is noted of a directory, which is the one found if there was none."""
-        known = self._noted.setdefault(directory, found)
+        known = self._noted.setdefault(directory, identity)
         child = directory
         while child != self.path and child.parent != child and child not in self._in.setdefault(child.parent, set()):
             self._in[child.parent].add(child)
@@ -192,13 +192,13 @@ class StoreDirectory:
         if self._failure is None:
             directories = self._held.copy() if within is None else self._on_the_way_to(within)
             for path, held in directories.items():
-                found = what_happened(path, held)
-                if found is not None and not os.path.lexists(path) and self.is_dropped(path):
+                event = what_happened(path, held)
+                if event is not None and not os.path.lexists(path) and self.is_dropped(path):
                     continue
                 with self._mutex:
                     # A directory that was let go meanwhile may be removed, also by other processes.
-                    if found is not None and self._held.get(path) is held:
-                        self._failure = found
+                    if event is not None and self._held.get(path) is held:
+                        self._failure = event
                         break
         if self._failure is not None:
             raise StoreReplaced(self._failure.message, **self._failure.where)
@@ -210,13 +210,13 @@ class StoreDirectory:
             while above not in way and above.parent != above:
                 way.add(above)
                 above = above.parent
-            found = {}
+            directories = {}
             for each in way:
                 if (held := self._held.get(text := os.fspath(each))) is not None:
-                    found[text] = held
+                    directories[text] = held
                 elif (noted := self._noted.get(each)) is not None and _is_another(each, noted):
                     self._failure = _replaced(each, _REPLACED)
-            return found
+            return directories
 
     def close(self) -> None:
         """Close all directories; no thread may use the store any more."""

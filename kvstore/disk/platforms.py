@@ -21,15 +21,15 @@ def _check_packages() -> None:
     for _ in ("platforms.py", "disk", "kvstore"):
         here = os.path.dirname(here)
     for name in _PACKAGES:
-        found = _file_of(name)
-        if found is None:
+        file = _file_of(name)
+        if file is None:
             raise ImportError(f"The package `{name}` of kvstore is missing; install kvstore-cdc again.", name=name)
-        if os.path.dirname(os.path.realpath(found)) != os.path.join(here, name):
+        if os.path.dirname(os.path.realpath(file)) != os.path.join(here, name):
             raise ImportError(
-                f"kvstore has a package `{name}`, but Python finds {found} under that name; rename that file, or use an"
+                f"kvstore has a package `{name}`, but Python finds {file} under that name; rename that file, or use an"
                 " environment without it.",
                 name=name,
-                path=found,
+                path=file,
             )
 
 

@@ -176,8 +176,8 @@ class _Notifier:
 
     def wake_all(self) -> None:
         with self._mutex:
-            found = {wake for wakes in self._watched.values() for wake in wakes}
-        for wake in found:
+            callbacks = {wake for wakes in self._watched.values() for wake in wakes}
+        for wake in callbacks:
             wake()
 
     def forked(self) -> None:

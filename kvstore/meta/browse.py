@@ -72,21 +72,21 @@ class CatalogBrowser:
         Raises:
             StoreError: The directory can't be read.
         """
-        found = []
+        images = []
         with refusals(self._images):
             for txid in image.txids(self._images):
                 path = paths.image_file(self._images, txid)
                 with suppress(FileNotFoundError):  # a checkpoint removed it meanwhile
                     size = path.stat().st_size
                     try:
-                        found.append(StoredImage(txid, size, image.verify(path), None))
+                        images.append(StoredImage(txid, size, image.verify(path), None))
                     except (CorruptImage, UnsupportedVersion) as error:
-                        found.append(StoredImage(txid, size, None, error))
-        return found
+                        images.append(StoredImage(txid, size, None, error))
+        return images
 
     def segments(self) -> list[SegmentFacts]:
         """All segments, in order."""
-        found = []
+        facts = []
         with self._environment.read_databases() as transaction:
             with transaction.cursor() as cursor:
                 names = [bytes(name).decode("ascii", "backslashreplace") for name in cursor.iternext(values=False)]
@@ -95,8 +95,8 @@ class CatalogBrowser:
                 with transaction.cursor(db=database) as cursor:
                     first = _txid(cursor.key()) if cursor.first() else None
                     last = _txid(cursor.key()) if cursor.last() else None
-                    found.append(SegmentFacts(name, first, last, int(transaction.stat(database)["entries"])))
-        return found
+                    facts.append(SegmentFacts(name, first, last, int(transaction.stat(database)["entries"])))
+        return facts
 
     def edits(self, first: int) -> Iterator[tuple[Txid, bytes]]:
         """Edits of the segment that begins with this txid, in their stored bytes.
@@ -123,8 +123,8 @@ class CatalogBrowser:
         """
         for facts in self.segments():
             if facts.first is not None and facts.last is not None and facts.first <= txid <= facts.last:
-                for found, data in self._from(facts.name, txid, most=1):
-                    if found == txid:
+                for number, data in self._from(facts.name, txid, most=1):
+                    if number == txid:
                         return data
         raise InvalidRequest("The journal does not have this edit; see `kvstore meta ls` for those it has.", txid=txid)
 

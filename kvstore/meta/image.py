@@ -99,8 +99,8 @@ def save(path: Path, made: Image, files: Files) -> None:
         for block in _blocks(encode_image(made.head, items_of(made.state))):
             files.write(descriptor, [memoryview(block)], position)
             position += len(block)
-        found = load(path)
-        if found.head != made.head or not found.state.is_same(made.state):
+        loaded = load(path)
+        if loaded.head != made.head or not loaded.state.is_same(made.state):
             raise CorruptImage("A new image differs from the catalog when it is read back; try again.", path=path)
         files.sync(descriptor)
     finally:

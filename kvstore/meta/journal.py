@@ -323,20 +323,20 @@ class Journal:
             names = segments_of(transaction)
             if not names or int(names[0]) > txid + 1:
                 return None
-            found: list[bytes] = []
+            records: list[bytes] = []
             for name, following in zip_longest(names, names[1:]):
                 if not following or int(following) > txid + 1:
                     database = self._environment.database_within(transaction, name)
                     with transaction.cursor(db=database) as cursor:
                         if cursor.set_range(_KEY.pack(txid + 1)):
-                            found += [bytes(value) for value in cursor.iternext(keys=False)]
-        return found
+                            records += [bytes(value) for value in cursor.iternext(keys=False)]
+        return records
 
     def edits_kept(self) -> list[bytes]:
         """Stored bytes of all edits that the journal still has."""
         while True:
-            if (found := self.edits_after(Txid(self.segments()[0] - 1))) is not None:
-                return found  # else the first segment was dropped in between
+            if (records := self.edits_after(Txid(self.segments()[0] - 1))) is not None:
+                return records  # else the first segment was dropped in between
 
     def segments(self) -> list[Txid]:
         """Txids of the first edits of all segments, in order."""

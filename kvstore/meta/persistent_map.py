@@ -71,9 +71,9 @@ class PersistentMap(Mapping[K, V]):
         return self._as_dict().values()
 
     def _as_dict(self) -> dict[K, V]:
-        found: dict[K, V] = {}
-        _collect(self._root, found)
-        return found
+        pairs: dict[K, V] = {}
+        _collect(self._root, pairs)
+        return pairs
 
     def __len__(self) -> int:
         return self._count

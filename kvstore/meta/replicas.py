@@ -28,8 +28,8 @@ def replicas_after(known: Replicas, edit: AboutReplica, tables: Container[TableI
     elif isinstance(edit, DropReplica):
         del now[edit.name]
     elif isinstance(edit, FindReplica):
-        found = [each for each in edit.findings if _is_there(each.stream, tables)]
-        now[edit.name] = msgspec.structs.replace(now[edit.name], findings=found, checked_ms=edit.checked_ms)
+        kept = [each for each in edit.findings if _is_there(each.stream, tables)]
+        now[edit.name] = msgspec.structs.replace(now[edit.name], findings=kept, checked_ms=edit.checked_ms)
     else:
         reported = {
             each.stream: each for each in (*now[edit.name].shipped, *edit.shipped) if _is_there(each.stream, tables)

@@ -76,95 +76,95 @@ def salvage(store: Path, store_id: UUID, files: Files, elsewhere: Elsewhere | No
         UnsupportedVersion: A newer version wrote an image or an edit.
         OSError: A file can't be read.
     """
-    found = Salvaged()
+    salvaged = Salvaged()
     images = image.Images(store / paths.IMAGES, store_id)
     newest = images.newest()
-    found.damaged += map(str, images.damaged)
+    salvaged.damaged += map(str, images.damaged)
     if newest is not None:
-        found.image, found.state = newest.head.txid, newest.state
-    if elsewhere is not None and elsewhere.state.txid > found.state.txid:
-        found.state = elsewhere.state
+        salvaged.image, salvaged.state = newest.head.txid, newest.state
+    if elsewhere is not None and elsewhere.state.txid > salvaged.state.txid:
+        salvaged.state = elsewhere.state
     for txid in image.txids(images.directory):
-        found.last = max(found.last, txid)
+        salvaged.last = max(salvaged.last, txid)
         with suppress(CorruptImage, OSError):
             head = image.head_of(paths.image_file(images.directory, txid))
-            found.leader_epoch = max(found.leader_epoch, head.leader.epoch)
-    kept = _edits(store, files, found)
+            salvaged.leader_epoch = max(salvaged.leader_epoch, head.leader.epoch)
+    kept = _edits(store, files, salvaged)
     if elsewhere is not None:
         kept = {edit.txid: edit for edit in elsewhere.edits} | kept
-        found.last = max([found.last, *kept])
+        salvaged.last = max([salvaged.last, *kept])
     tables = TableFiles(store, store_id, files).found()
-    found.damaged += tables.damaged
-    base, changed = found.state.txid, dict[TableId, Txid]()
+    salvaged.damaged += tables.damaged
+    base, changed = salvaged.state.txid, dict[TableId, Txid]()
     dropped = {edit.payload.table_id for edit in kept.values() if isinstance(edit.payload, DropTable)}
     for txid, edit in sorted(kept.items()):
-        found.leader_epoch = max(found.leader_epoch, edit.epoch)
-        if txid > found.state.txid and edit.epoch >= found.state.leader_epoch:
-            _miss(found, Txid(txid - 1))
-            found.state = replace(found.state, txid=Txid(txid - 1)).after(edit)
+        salvaged.leader_epoch = max(salvaged.leader_epoch, edit.epoch)
+        if txid > salvaged.state.txid and edit.epoch >= salvaged.state.leader_epoch:
+            _miss(salvaged, Txid(txid - 1))
+            salvaged.state = replace(salvaged.state, txid=Txid(txid - 1)).after(edit)
             if isinstance(edit.payload, AboutDefinition):
                 changed[edit.payload.table_id] = txid
-    if any(id >= found.state.next_table_id and has_changes(store / paths.TABLES / str(id)) for id in tables.tables):
-        found.knows_last = False  # the journal is an older copy
-    if not found.knows_last:
+    if any(id >= salvaged.state.next_table_id and has_changes(store / paths.TABLES / str(id)) for id in tables.tables):
+        salvaged.knows_last = False  # the journal is an older copy
+    if not salvaged.knows_last:
         for table in tables.tables.values():
-            found.last = max(found.last, table.txid)
-            found.leader_epoch = max(found.leader_epoch, table.epoch)
-    _miss(found, found.last)
-    if not found.knows_last:
-        found.gone.append(f"edits after {found.last}, if there were any")
-    if found.gone:
-        _restore_tables(found, tables, dropped, lambda table: changed.get(table, base))
-    return found
+            salvaged.last = max(salvaged.last, table.txid)
+            salvaged.leader_epoch = max(salvaged.leader_epoch, table.epoch)
+    _miss(salvaged, salvaged.last)
+    if not salvaged.knows_last:
+        salvaged.gone.append(f"edits after {salvaged.last}, if there were any")
+    if salvaged.gone:
+        _restore_tables(salvaged, tables, dropped, lambda table: changed.get(table, base))
+    return salvaged
 
 
 def _restore_tables(
-    found: Salvaged, tables: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
+    salvaged: Salvaged, tables: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
 ) -> None:
     """Get back what the edits that are missing said of tables that have a file beside their data."""
-    payloads, problems = lost_edits(found.state, tables, dropped, as_of)
-    found.damaged += problems
+    payloads, problems = lost_edits(salvaged.state, tables, dropped, as_of)
+    salvaged.damaged += problems
     for payload in payloads:
-        edit = Edit(txid=Txid(found.state.txid + 1), epoch=found.state.leader_epoch, time_ms=0, payload=payload)
-        found.state = found.state.after(edit)
+        edit = Edit(txid=Txid(salvaged.state.txid + 1), epoch=salvaged.state.leader_epoch, time_ms=0, payload=payload)
+        salvaged.state = salvaged.state.after(edit)
     changed = {payload.table_id for payload in payloads}
-    found.restored = sorted(table.name for id, table in found.state.tables.items() if id in changed)
+    salvaged.restored = sorted(table.name for id, table in salvaged.state.tables.items() if id in changed)
 
 
-def _miss(found: Salvaged, until: Txid) -> None:
+def _miss(salvaged: Salvaged, until: Txid) -> None:
     """Report edits after the state that are missing."""
-    first = found.state.txid + 1
+    first = salvaged.state.txid + 1
     if first <= until:
-        found.gone.append(f"edit {first}" if first == until else f"edits {first} to {until}")
+        salvaged.gone.append(f"edit {first}" if first == until else f"edits {first} to {until}")
 
 
-def _edits(store: Path, files: Files, found: Salvaged) -> dict[Txid, Edit]:
+def _edits(store: Path, files: Files, salvaged: Salvaged) -> dict[Txid, Edit]:
     """Readable edits."""
     data = store / paths.JOURNAL / LMDB_FILES[0]
     kept: dict[Txid, Edit] = {}
     try:
         pages.verify(data, all_pages=True)
         for txid, value in _stored(store, files):
-            found.last = max(found.last, txid)
+            salvaged.last = max(salvaged.last, txid)
             try:
                 edit = edits.decode(value)
             except CorruptImage as error:
-                found.damaged.append(f"edit {txid}: {error}")
+                salvaged.damaged.append(f"edit {txid}: {error}")
             else:
                 kept[edit.txid] = edit
         return kept
     except FileNotFoundError:
-        found.damaged.append("The journal is missing.")
+        salvaged.damaged.append("The journal is missing.")
     except CorruptData as error:
-        found.damaged.append(str(error))
-    found.knows_last = False
+        salvaged.damaged.append(str(error))
+    salvaged.knows_last = False
     if data.exists():
         for value in pages.values(data, bytes_max=edits.EDIT_BYTES_MAX):
             with suppress(CorruptImage):
                 edit = edits.decode(value)
                 if edit.txid not in kept or kept[edit.txid].time_ms <= edit.time_ms:
                     kept[edit.txid] = edit
-    found.last = max([found.last, *kept])
+    salvaged.last = max([salvaged.last, *kept])
     return kept
 
 

@@ -94,16 +94,16 @@ class TableCatalog:
         Raises:
             CorruptImage: An edit is damaged.
         """
-        found: dict[WriterId, tuple[str, NamedWriter]] = {}
+        writers: dict[WriterId, tuple[str, NamedWriter]] = {}
         for data in self.journal.edits_kept():
             if edits.op_of(data) not in (OpenWriter.op, DropWriter.op):
                 continue
             match edits.decode(data).payload:
                 case OpenWriter(table_id=self.table) as edit:
-                    found[edit.writer_id] = edit.name, opened(edit)
+                    writers[edit.writer_id] = edit.name, opened(edit)
                 case DropWriter(table_id=self.table, name=name):
-                    found = {id: each for id, each in found.items() if each[0] != name}
-        return found
+                    writers = {id: each for id, each in writers.items() if each[0] != name}
+        return writers
 
     def commits(self) -> dict[tuple[WriterId, Sequence], str]:
         """See :meth:`CatalogReads.commits`; they come from the edits that the journal still has.

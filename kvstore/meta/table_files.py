@@ -133,22 +133,22 @@ class TableFiles:
             UnsupportedVersion: A newer version wrote one.
             OSError: One can't be read.
         """
-        found = FoundTables()
+        tables = FoundTables()
         for directory in sorted((self._store / paths.TABLES).glob("*")):
             if not directory.name.isdecimal():
                 continue
             id = TableId(int(directory.name))
-            found.present.add(id)
+            tables.present.add(id)
             try:
-                found.tables[id] = self._read(id)
+                tables.tables[id] = self._read(id)
             except FileNotFoundError:
                 if self._files.exists(paths.dropped_file(self._store, id)):
-                    found.dropped.add(id)
+                    tables.dropped.add(id)
             except UnsupportedVersion:
                 raise
             except CorruptData as error:
-                found.damaged.append(f"definition of table {id}: {error}")
-        return found
+                tables.damaged.append(f"definition of table {id}: {error}")
+        return tables
 
     def damaged(self, state: CatalogState) -> dict[TableId, CorruptData]:
         """Tables of a catalog whose file can't be used, and why. A missing file is none of them."""
@@ -175,19 +175,19 @@ class TableFiles:
     def _is_right(self, definition: TableDefinition) -> bool:
         """Whether a file says what the catalog does, or is of a newer version, which knows better."""
         try:
-            found = self._read(definition.id)
+            stored = self._read(definition.id)
         except UnsupportedVersion:
             return True
         except (FileNotFoundError, CorruptData):
             return False
-        return found == self._file_of(definition, found.epoch, found.txid)
+        return stored == self._file_of(definition, stored.epoch, stored.txid)
 
     def _read(self, id: TableId) -> TableFile:
         path = paths.table_file(self._store, id)
-        found = table_file.decode(self._files.read(path, bytes_max=TABLE_BYTES_MAX))
-        if (found.store_id, found.table_id) != (self._store_id, id):
-            raise CorruptData("This is the definition of another table.", path=path, table_id=found.table_id)
-        return found
+        stored = table_file.decode(self._files.read(path, bytes_max=TABLE_BYTES_MAX))
+        if (stored.store_id, stored.table_id) != (self._store_id, id):
+            raise CorruptData("This is the definition of another table.", path=path, table_id=stored.table_id)
+        return stored
 
     def _write(
         self, definition: TableDefinition, state: CatalogState, txid: Txid, added: AddSchema | None = None
@@ -224,7 +224,7 @@ class TableFiles:
 
 
 def lost_edits(
-    state: CatalogState, found: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
+    state: CatalogState, files: FoundTables, dropped: Container[TableId], as_of: Callable[[TableId], Txid]
 ) -> tuple[list[AboutDefinition], list[str]]:
     """Edits that bring a catalog that lacks some back to the definitions of its tables.
 
@@ -236,15 +236,15 @@ def lost_edits(
     Returns:
         The edits, and one sentence for each definition that can't be used.
     """
-    dropping = [DropTable(table_id=id) for id in sorted(found.dropped & state.tables.keys())]
+    dropping = [DropTable(table_id=id) for id in sorted(files.dropped & state.tables.keys())]
     renaming: list[AboutDefinition] = []
     making: list[AboutDefinition] = []
     problems = []
-    newer = {id for id, table in found.tables.items() if id not in state.tables or table.txid > as_of(id)}
-    names = {table.name: id for id, table in state.tables.items() if id in found.present - found.dropped - newer}
+    newer = {id for id, table in files.tables.items() if id not in state.tables or table.txid > as_of(id)}
+    names = {table.name: id for id, table in state.tables.items() if id in files.present - files.dropped - newer}
     # A table that is new was created by the edit of its file; a rename that never came may have left the same txid.
     for id, table in sorted(
-        found.tables.items(), key=lambda each: (each[1].txid, each[0] not in state.tables), reverse=True
+        files.tables.items(), key=lambda each: (each[1].txid, each[0] not in state.tables), reverse=True
     ):
         if id in dropped:
             continue

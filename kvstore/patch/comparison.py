@@ -38,7 +38,7 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     grouping = group(encoded)
     last = pa.array(grouping.order[grouping.lasts])
     final = fitting.take(last)
-    found, before = _rows_now(table, final.rows.select(key))
+    is_there, before = _rows_now(table, final.rows.select(key))
     if automatic is not None:
         _check_ids(automatic, None if ids is None else ids.take(last), before.column(automatic), final.is_delete)
     given = dict(zip(final.rows.schema.names, final.rows.columns, strict=True))
@@ -47,10 +47,10 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
     is_delete = final.is_delete.to_numpy(zero_copy_only=False)
     codec = RecordCodec(table.schema.types)
     same = pc.equal(codec.encode_whole(before.columns).to_arrow(), codec.encode_whole(after).to_arrow())
-    differs = ~found | ~same.to_numpy(zero_copy_only=False)
-    what = np.where(is_delete, DELETE, np.where(found, UPDATE, STORE))
-    kept = np.where(is_delete, found, differs)
-    images = [_images(before.columns, found, table.schema), _images(after, ~is_delete, table.schema)]
+    differs = ~is_there | ~same.to_numpy(zero_copy_only=False)
+    what = np.where(is_delete, DELETE, np.where(is_there, UPDATE, STORE))
+    kept = np.where(is_delete, is_there, differs)
+    images = [_images(before.columns, is_there, table.schema), _images(after, ~is_delete, table.schema)]
     rows = pa.RecordBatch.from_arrays([pa.array(what, pa.string()), *images], ["what", "before", "after"])
     rows = rows.filter(pa.array(kept))
     if stay is None or not stay.num_rows:
@@ -65,13 +65,13 @@ def compared(table: Table, changes: Changes, stay: pa.RecordBatch | None) -> pa.
 
 def _rows_now(table: Table, keys: pa.RecordBatch) -> tuple[np.ndarray, pa.RecordBatch]:
     rows = table.lookup(keys).combine_chunks()
-    found = rows.column(FOUND).to_numpy()
+    is_there = rows.column(FOUND).to_numpy()
     columns = [
         pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
         for column in rows.drop_columns([FOUND]).columns
     ]
     fields = [field.with_nullable(True) for field in table.schema]
-    return found, pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+    return is_there, pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _images(columns: list[pa.Array], there: np.ndarray, schema: pa.Schema) -> pa.StructArray:

@@ -55,14 +55,14 @@ def decode(data: bytes, path: Path) -> Contents:
         )
     try:
         with pa.ipc.open_stream(body[text:]) as stream:
-            found = stream.read_all().combine_chunks()
-        header = msgspec.json.decode((found.schema.metadata or {}).get(_HEADER, b""), type=Header)
-        found.validate(full=True)
+            content = stream.read_all().combine_chunks()
+        header = msgspec.json.decode((content.schema.metadata or {}).get(_HEADER, b""), type=Header)
+        content.validate(full=True)
     except (pa.ArrowException, msgspec.MsgspecError, OSError, ValueError) as error:
         raise CorruptData("The file of a patch can't be decoded; make the patch again.", path=path) from error
-    if tuple(found.schema.names) != _COLUMNS:
+    if tuple(content.schema.names) != _COLUMNS:
         raise CorruptData("The file of a patch has other columns than a patch; make it again.", path=path)
-    schema, batches = found.schema.remove_metadata(), found.to_batches()
+    schema, batches = content.schema.remove_metadata(), content.to_batches()
     rows_found = batches[0] if batches else pa.RecordBatch.from_pylist([], schema)
     return Contents(header, rows_found.replace_schema_metadata(None))
 

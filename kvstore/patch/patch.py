@@ -272,10 +272,10 @@ def check_unchanged(
     Raises:
         Conflict: Rows have changed; the error has their ``keys``.
     """
-    found, ends = table.parts.keys_changed(keys, start, end, schema_id, renamed)
-    if found.num_rows:
-        columns = [_values(column) for column in found.columns]
-        named = [dict(zip(found.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
+    rows_changed, ends = table.parts.keys_changed(keys, start, end, schema_id, renamed)
+    if rows_changed.num_rows:
+        columns = [_values(column) for column in rows_changed.columns]
+        named = [dict(zip(rows_changed.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
         raise Conflict(changed, keys=named, table=table.name, rows=len(named), first=named[:_KEYS_NAMED])
     return ends
 

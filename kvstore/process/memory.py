@@ -13,8 +13,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def available_memory() -> int | None:
     """Bytes of memory available to this process or a new one; None where the system does not say."""
-    found = [bytes for bytes in (_of_machine(), _of_group()) if bytes is not None]
-    return min(found, default=None)
+    limits = [bytes for bytes in (_of_machine(), _of_group()) if bytes is not None]
+    return min(limits, default=None)
 
 
 def _of_machine() -> int | None:

@@ -253,29 +253,29 @@ class BucketRepair:
 
     def _gather_evidence(self) -> LogEvidence:
         """What index, snapshots, sparse indexes and replicas say about the log."""
-        found = LogEvidence(has_valid_index=self._has_valid_index)
+        evidence = LogEvidence(has_valid_index=self._has_valid_index)
         self._damaged_snapshots = []
         for offset in reversed(snapshot.offsets(self._place.directory)):
             try:
                 taken = snapshot.read(self._place.directory, self._place.identity, offset)
-                found.bases.add(taken.log_end.base)
-                found.durable_end = max(found.durable_end, taken.offset)
+                evidence.bases.add(taken.log_end.base)
+                evidence.durable_end = max(evidence.durable_end, taken.offset)
                 taken.verify()
             except UnsupportedVersion:
                 raise
             except CorruptData:
                 self._damaged_snapshots.append(offset)
             else:
-                found.snapshots.append(taken)
+                evidence.snapshots.append(taken)
         for state in self._index_states():
-            found.has_index_state = True
-            if state.synced_offset >= found.durable_end:
-                found.bases.add(state.synced_base)
-                found.durable_end = state.synced_offset
+            evidence.has_index_state = True
+            if state.synced_offset >= evidence.durable_end:
+                evidence.bases.add(state.synced_base)
+                evidence.durable_end = state.synced_offset
         replica_end = 0 if self._source is None else self._source.end(self._stream)
-        ends = found.durable_end, self._end_in_sparse_indexes(), replica_end, self._shipped_end
-        found.durable_end = Offset(max(ends))
-        return found
+        ends = evidence.durable_end, self._end_in_sparse_indexes(), replica_end, self._shipped_end
+        evidence.durable_end = Offset(max(ends))
+        return evidence
 
     def _end_in_sparse_indexes(self) -> Offset:
         """The offset after the last batch that a sparse index lists: a batch is listed only once it is durable."""

@@ -96,24 +96,24 @@ class CatalogRepair:
         leader = local.state.leader if local.state.leader_epoch == local.leader_epoch else None
         self._source.refuse_other_leader(local.leader_epoch, leader, local.state.replicas.values())
         elsewhere = self._source.catalog()
-        found = recovery.recover(
+        recovered = recovery.recover(
             *(self._store, self._store_id, self._files, self._clock), write=False, elsewhere=elsewhere
         )
-        if found.gone and not accepts_loss:
-            gone = "; ".join(found.gone)
+        if recovered.gone and not accepts_loss:
+            gone = "; ".join(recovered.gone)
             self.left.append(
                 f"{problem} Neither this store nor the replica has these parts of the catalog: {gone}. --accept-loss"
                 " continues without them."
             )
             return False
-        found = recovery.recover(
+        recovered = recovery.recover(
             *(self._store, self._store_id, self._files, self._clock), write=True, elsewhere=elsewhere
         )
         self.repaired.append(
-            f"the catalog continues after edit {found.txid} in epoch {found.leader_epoch}, with what was left here and"
-            f" in the replica; the damaged catalog is in {found.quarantine}: {problem}"
+            f"the catalog continues after edit {recovered.txid} in epoch {recovered.leader_epoch}, with what was left here"
+            f" and in the replica; the damaged catalog is in {recovered.quarantine}: {problem}"
         )
-        self.gone += [f"of the catalog: {each}" for each in found.gone]
+        self.gone += [f"of the catalog: {each}" for each in recovered.gone]
         return True
 
     def _replace_images(self, state: CatalogState, damaged: list[Path], quarantine: Quarantine) -> None:

@@ -68,9 +68,9 @@ class DerivedFilesRepair:
             data = read_file(path, bytes_max=sparse_index.SPARSE_INDEX_BYTES_MAX)
         except (FileNotFoundError, CorruptData):
             data = b""
-        found = sparse_index.decode(data)
-        is_complete = len(data) == sparse_index.HEAD_BYTES + len(found) * sparse_index.ENTRY_BYTES
-        if is_complete and set(found) <= set(entries):
+        stored = sparse_index.decode(data)
+        is_complete = len(data) == sparse_index.HEAD_BYTES + len(stored) * sparse_index.ENTRY_BYTES
+        if is_complete and set(stored) <= set(entries):
             return
         due: list[Entry] = []
         for entry in entries:

@@ -179,19 +179,19 @@ class LogRepair:
             durable = {base for base in sparse_bases if base < self._evidence.durable_end}
             return sorted(base for base in durable | self._evidence.bases | {Offset(start)} if base >= start)
         first, last = min(present), max(present)
-        found = present | {base for base in self._evidence.bases if base > first and not self._is_within(base)}
+        bases = present | {base for base in self._evidence.bases if base > first and not self._is_within(base)}
         for base, following in pairwise(sorted(present)):
             between = {each for each in sparse_bases if base < each < following}
             head = heads.get(following)
             if head is not None:
                 between = {each for each in between if each <= head.previous_base}
                 between |= {head.previous_base} - {NO_OFFSET, base}
-            found |= {each for each in between if base < each < following}
-        found |= {each for each in sparse_bases if last < each < self._evidence.durable_end}
+            bases |= {each for each in between if base < each < following}
+        bases |= {each for each in sparse_bases if last < each < self._evidence.durable_end}
         lost_first = self._find_bases_before(first, sparse_bases)
         if lost_first and first in heads:
             lost_first |= {head for head in [heads[first].previous_base] if min(lost_first) <= head}
-        return sorted(found | lost_first)
+        return sorted(bases | lost_first)
 
     def _is_within(self, offset: Offset) -> bool:
         """Whether an offset is inside an existing segment, so that no other segment begins there."""
@@ -208,10 +208,10 @@ class LogRepair:
         start = self._source.start(self._stream)
         if self._source.end(self._stream) <= start:
             return set()
-        found = {base for base in sparse_bases if start <= base < first}
+        bases = {base for base in sparse_bases if start <= base < first}
         if not self._evidence.can_begin_at(Offset(first)):
-            found.add(Offset(start))
-        return found
+            bases.add(Offset(start))
+        return bases
 
     def _collect_batches(self, bases: Sequence[Offset], *, all_from: int = OFFSET_MAX) -> None:
         """Collect the valid batches of damaged segments.
@@ -226,9 +226,9 @@ class LogRepair:
                 self._collect_from(each, stop)
 
     def _collect_from(self, segment: ScannedSegment, stop: int) -> None:
-        for found in segment.batches() if segment.offsets else ():
-            if segment.head_base <= found.header.base_offset and found.header.next_offset <= stop:
-                self._valid.setdefault(found.header.base_offset, found)
+        for batch in segment.batches() if segment.offsets else ():
+            if segment.head_base <= batch.header.base_offset and batch.header.next_offset <= stop:
+                self._valid.setdefault(batch.header.base_offset, batch)
 
     def _repair_segments(self, bases: Sequence[Offset]) -> None:
         derived = DerivedFilesRepair(self._place.log, self._evidence, self._files, self._quarantine, self._log.repaired)
@@ -420,9 +420,9 @@ def _fills(content: _Content, segment: ScannedSegment | None) -> bool:
 
 def _content(base: Offset, segment: ScannedSegment | None, stop: Offset | None) -> _Content:
     """The chain of batches in a segment's file as it is, up to an offset."""
-    found = _Content(LogEnd(base, Position(HEAD_BYTES), base))
+    content = _Content(LogEnd(base, Position(HEAD_BYTES), base))
     for each in segment.chain() if segment is not None else ():
         if stop is not None and each.header.next_offset > stop:
             break
-        found.add(each.header)
-    return found
+        content.add(each.header)
+    return content

@@ -73,11 +73,11 @@ class ScannedSegment:
     def chain(self) -> Iterator[PlacedBatch]:
         """Batches from the start of the segment on, each directly after the one before, in positions and offsets."""
         position, offset = HEAD_BYTES, self.base
-        for found in self.batches() if self.offsets else ():
-            if (found.position, found.header.base_offset) != (position, offset):
+        for batch in self.batches() if self.offsets else ():
+            if (batch.position, batch.header.base_offset) != (position, offset):
                 return
-            yield found
-            position, offset = found.end, found.header.next_offset
+            yield batch
+            position, offset = batch.end, batch.header.next_offset
 
 
 def scan_segment(log: Path, base: Offset, identity: LogIdentity) -> ScannedSegment:
@@ -88,41 +88,41 @@ def scan_segment(log: Path, base: Offset, identity: LogIdentity) -> ScannedSegme
         OSError: The file can't be read.
     """
     path = paths.segment_file(log, base)
-    found = ScannedSegment(path, base, base, identity)
+    segment = ScannedSegment(path, base, base, identity)
     descriptor = open_regular(path)
     try:
-        found.size = os.fstat(descriptor).st_size
-        _scan(found, _mapped(descriptor), descriptor)
+        segment.size = os.fstat(descriptor).st_size
+        _scan(segment, _mapped(descriptor), descriptor)
     finally:
         os.close(descriptor)
-    return found
+    return segment
 
 
-def _scan(found: ScannedSegment, data: memoryview, descriptor: int) -> None:
-    base, identity = found.base, found.identity
+def _scan(segment: ScannedSegment, data: memoryview, descriptor: int) -> None:
+    base, identity = segment.base, segment.identity
     try:
         head = decode_head(data[:HEAD_BYTES])
         if LogIdentity(head.store_id, head.table_id, head.bucket_id) != identity:
-            found.problem = "it was of another log"
+            segment.problem = "it was of another log"
             return
         if head.base_offset == base:
-            found.head = head
+            segment.head = head
         else:
-            found.head_base = head.base_offset
-            found.problem = f"it was the segment at offset {head.base_offset}"
+            segment.head_base = head.base_offset
+            segment.problem = f"it was the segment at offset {head.base_offset}"
     except CorruptBatch:
-        found.problem = "its head was damaged"
-    if found.size > SEGMENT_BYTES_MAX:
-        found.problem = f"it had {found.size} bytes, and a segment has {SEGMENT_BYTES_MAX} at most"
+        segment.problem = "its head was damaged"
+    if segment.size > SEGMENT_BYTES_MAX:
+        segment.problem = f"it had {segment.size} bytes, and a segment has {SEGMENT_BYTES_MAX} at most"
     position, expected, follows = HEAD_BYTES, base, True
     for start, header in _valid_batches(data, descriptor, identity):
-        found.positions.append(start)
-        found.offsets.append(header.base_offset)
-        found.checksums.append(header.crc)
+        segment.positions.append(start)
+        segment.offsets.append(header.base_offset)
+        segment.checksums.append(header.crc)
         follows = follows and header.base_offset == expected
         position, expected = position + header.size, header.next_offset
-    if found.problem or position != found.size or not follows:
-        found.data = data
+    if segment.problem or position != segment.size or not follows:
+        segment.data = data
 
 
 def mapped(path: Path) -> memoryview:

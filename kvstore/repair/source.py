@@ -112,7 +112,7 @@ class Source:
             is_complete = True
             for piece in path_from(at, stop, self._objects(stream)).pieces:
                 try:
-                    found = self._source.read(piece.name)
+                    content = self._source.read(piece.name)
                 except UnsupportedVersion:
                     raise
                 except CorruptData as error:
@@ -121,7 +121,7 @@ class Source:
                     is_complete = False  # another object may have the same batches
                     break
                 until = self._limited(stream, piece.until)
-                for header, data in batches(found):
+                for header, data in batches(content):
                     if header.next_offset > until:
                         break
                     check(header)

@@ -186,14 +186,14 @@ class StoreRepair:
 
     def _refuse_locked(self) -> None:
         """Refuse a store that another process writes, before anything is written."""
-        found = (each for each in (self._path / paths.TABLES).glob("*/*") if each.is_dir())
-        with self._locked([each for each in found if each.name.isdecimal() and each.parent.name.isdecimal()]):
+        directories = (each for each in (self._path / paths.TABLES).glob("*/*") if each.is_dir())
+        with self._locked([each for each in directories if each.name.isdecimal() and each.parent.name.isdecimal()]):
             pass
 
     def _identity(self, source: Source | None) -> UUID | None:
         path = self._path / paths.STORE_FILE
         try:
-            found = store_file.decode(read_file(path, bytes_max=store_file.STORE_BYTES_MAX)).store_id
+            store_id = store_file.decode(read_file(path, bytes_max=store_file.STORE_BYTES_MAX)).store_id
         except UnsupportedVersion:
             raise
         except (FileNotFoundError, CorruptData) as error:
@@ -201,8 +201,8 @@ class StoreRepair:
                 raise NotAStore("There is no store here; see whether the path is right.", path=self._path) from error
             return self._identity_from(source, path)
         if source is not None:
-            _check_same(found, source)
-        return found
+            _check_same(store_id, source)
+        return store_id
 
     def _identity_from(self, source: Source | None, path: Path) -> UUID | None:
         """Id of a store whose file STORE is damaged: the replica's, if the heads of the segments agree."""

@@ -129,14 +129,14 @@ def _named(
     new: dict[BucketId, dict[int, SharedSnapshot]] = {}
     for each in taken:
         new.setdefault(each.bucket, {})[each.snapshot.offset] = each.snapshot
-    found = {}
+    snapshots_kept = {}
     for bucket, snapshots in new.items():
         start = starts.get(bucket, base.start(bucket))
         old = {each.offset: each for each in base.snapshots[bucket] if not alone or each.offset == start}
         by_offset = {offset: each for offset, each in sorted((old | snapshots).items()) if offset >= start}
         newest = set(list(by_offset)[-KEPT:])
-        found[bucket] = [each for offset, each in by_offset.items() if offset in newest or offset == start]
-    return found
+        snapshots_kept[bucket] = [each for offset, each in by_offset.items() if offset in newest or offset == start]
+    return snapshots_kept
 
 
 def _taken(
@@ -152,14 +152,14 @@ def _taken(
         assert copy is not None, "a new copy is of no later epoch"
         try:
             with refusals(place.directory):
-                found = local.take(
+                snapshot = local.take(
                     *(place.directory, place.identity, copy.path.memtable.view, lambda: table.definition, files),
                     now_ms=clock.now_ms(),
                 )
                 parts = [
-                    read_file(found.directory / paths.SNAPSHOT_MANIFEST, bytes_max=MANIFEST_BYTES_MAX),
+                    read_file(snapshot.directory / paths.SNAPSHOT_MANIFEST, bytes_max=MANIFEST_BYTES_MAX),
                     *(
-                        read_file(found.directory / name, bytes_max=found.manifest.files[name].bytes)
+                        read_file(snapshot.directory / name, bytes_max=snapshot.manifest.files[name].bytes)
                         for name in (paths.SNAPSHOT_WRITERS, paths.SNAPSHOT_ROWS)
                     ),
                 ]
@@ -168,7 +168,7 @@ def _taken(
 
     def name(random: int) -> ObjectName:
         # Below all attempts of ranges: see SharedSnapshot.
-        return SharedSnapshot(found.offset, random % ranges[0].attempt, 0).name(stream)
+        return SharedSnapshot(snapshot.offset, random % ranges[0].attempt, 0).name(stream)
 
     made, size = table.upload(name, parts)
     return _Taken(bucket, ranges[-1], SharedSnapshot(made.start, made.epoch, size), expires)

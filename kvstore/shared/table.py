@@ -111,10 +111,10 @@ class SharedTable:
             bucket_key=table.bucket_key,
             options=table.options,
         )
-        found = cls(url, client, described)
-        first = Content([[] for _ in range(table.buckets)], {}, 0) if content is None else content(found)
+        shared = cls(url, client, described)
+        first = Content([[] for _ in range(table.buckets)], {}, 0) if content is None else content(shared)
         # The epoch first: a table that is found has one.
-        found._put(
+        shared._put(
             SharedEpoch(
                 store_id=store.store_id,
                 table_id=described.table_id,
@@ -133,8 +133,8 @@ class SharedTable:
             existing = cls.find(url, client, table.name)
             if existing.described != described:  # else the answer to an earlier request was lost
                 raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
-        found._note(0)  # also shows a vacuum that the table was created
-        return found
+        shared._note(0)  # also shows a vacuum that the table was created
+        return shared
 
     @classmethod
     def find(cls, url: str, client: Client, name: str) -> SharedTable:
@@ -165,13 +165,13 @@ class SharedTable:
             Unavailable: The object store can't be reached.
         """
         number = self.newest_number()
-        found = self.epoch(number)
-        if found is None:  # removed since it was listed: by a vacuum, if there are later ones
+        epoch = self.epoch(number)
+        if epoch is None:  # removed since it was listed: by a vacuum, if there are later ones
             number = self.newest_number(number)
-            found = self.epoch(number)
-        if found is None:
+            epoch = self.epoch(number)
+        if epoch is None:
             raise self._lost(number)
-        return found
+        return epoch
 
     def newest_number(self, known: int = 0) -> int:
         """The number of the newest epoch: one request for a number that was noted, one for what is there from it on.
@@ -189,9 +189,9 @@ class SharedTable:
         prefix = shared_table.epochs_prefix(self.described.table_id)
         # A list begins after a name.
         after = shared_table.epoch_name(self.described.table_id, least - 1) if least else ""
-        found = max((name for name, _ in self.client.list(prefix, after)), default=None)
-        if found is not None:
-            return int(found.removeprefix(prefix))
+        newest = max((name for name, _ in self.client.list(prefix, after)), default=None)
+        if newest is not None:
+            return int(newest.removeprefix(prefix))
         if noted is None and not known:
             raise MissingVersion("The epochs of the shared table are gone.", table=self.described.name, url=self.url)
         raise self._lost(least)
@@ -213,14 +213,14 @@ class SharedTable:
             CorruptData: One of the two is damaged.
             Unavailable: The object store can't be reached.
         """
-        found = self.stored(number)
-        if found is None or found.full is None:
-            return None if found is None else shared_table.epoch_of(found, found)
-        full = self.stored(found.full)
+        added = self.stored(number)
+        if added is None or added.full is None:
+            return None if added is None else shared_table.epoch_of(added, added)
+        full = self.stored(added.full)
         if full is None:
-            name = shared_table.epoch_name(found.table_id, found.full)
+            name = shared_table.epoch_name(added.table_id, added.full)
             raise MissingVersion("The full epoch to which an epoch adds is gone.", object=name, epoch=number)
-        return shared_table.epoch_of(found, full)
+        return shared_table.epoch_of(added, full)
 
     def stored(self, number: int) -> EpochObject | None:
         """The object of an epoch, or None if there is none of this number.
@@ -291,13 +291,13 @@ class SharedTable:
 
     def at(self, epoch: SharedEpoch) -> ReplicaTable:
         """The table as of an epoch, to be read as a table of a replica."""
-        found = []
+        buckets = []
         for bucket in map(BucketId, range(self.definition.buckets)):
             stream, snapshots = Stream(self.definition.id, bucket), [each.offset for each in epoch.snapshots[bucket]]
             start, end = epoch.start(bucket), epoch.end(bucket)
             shipped = Shipped(stream=stream, start=start, end=end, snapshots=snapshots)
-            found.append((shipped, epoch.sizes(bucket)))
-        return ReplicaTable.of_ranges(self.url, epoch.store_id, self.definition, epoch.committed_ms, found)
+            buckets.append((shipped, epoch.sizes(bucket)))
+        return ReplicaTable.of_ranges(self.url, epoch.store_id, self.definition, epoch.committed_ms, buckets)
 
     def _after(
         self, base: SharedEpoch, ranges: Mapping[BucketId, SharedRange], writer: str | None, at_ms: int
@@ -325,13 +325,13 @@ class SharedTable:
         try:
             if self._put(made):
                 return True
-            found = self.stored(made.epoch)
+            stored = self.stored(made.epoch)
         except Unavailable:
-            found = self.stored(made.epoch)
-            if found is None:
+            stored = self.stored(made.epoch)
+            if stored is None:
                 raise
         # The client may have repeated a request whose answer was lost.
-        return found is not None and found.commit == made.commit
+        return stored is not None and stored.commit == made.commit
 
     def _is_removed(self, number: int) -> bool:
         try:
@@ -430,12 +430,12 @@ def described_in(client: Client) -> list[SharedDefinition]:
         CorruptData: One is damaged.
         Unavailable: The object store can't be reached.
     """
-    found = []
+    definitions = []
     for name, _ in client.list(f"{shared_table.DEFINITIONS_PREFIX}/"):
         data = _get(client, name, shared_table.DEFINITION_BYTES_MAX)
         if data is not None:
-            found.append(shared_table.decode_named_definition(data, name))
-    return found
+            definitions.append(shared_table.decode_named_definition(data, name))
+    return definitions
 
 
 def has_shared_tables(client: Client) -> bool:

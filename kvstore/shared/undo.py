@@ -51,11 +51,11 @@ def undo(place: BucketPlace, definition: TableDefinition, before: IndexState, fi
     try:
         with index.view() as view:
             state = view.state()
-        found = list(LogFiles(place.log, place.identity, files).batches(before.applied_offset, state.applied_offset))
-        if len(found) != 1:
+        batches = list(LogFiles(place.log, place.identity, files).batches(before.applied_offset, state.applied_offset))
+        if len(batches) != 1:
             raise CorruptData("A copy has more than one batch that no epoch has.", path=place.directory)
-        header = found[0].header
-        batch = decode_verified(header, found[0].data, definition.schema_of(header.schema_id))
+        header = batches[0].header
+        batch = decode_verified(header, batches[0].data, definition.schema_of(header.schema_id))
         effect = _undone(index, definition, batch)
         rows, digest = state.row_count + effect.added_rows, (state.digest + effect.digest) % 2**64
         if (rows, digest) != (before.row_count, before.digest):

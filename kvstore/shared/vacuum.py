@@ -72,7 +72,7 @@ def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_ru
     named = set(_named(table, newest, first))
     epochs = [shared_table.epoch_name(id, number) for number in numbers if number < first]
     parsed = {name: parse_name(name) for name in listed}
-    unneeded = [name for name, found in parsed.items() if found is not None and found not in named]
+    unneeded = [name for name, parsed_name in parsed.items() if parsed_name is not None and parsed_name not in named]
     staged = dict(client.list(f"{shared_table.STAGING}/"))
     unneeded = [
         name for name in (*unneeded, *staged) if now_ms - client.modified_ms(name) >= UNNAMED_MS
@@ -95,15 +95,15 @@ def _never_created(client: Client, listed: Collection[str], now_ms: int) -> list
     of_others: dict[str, list[str]] = {}
     for name in listed:
         of_others.setdefault(name.split("/")[1], []).append(name)
-    found = []
+    orphans = []
     for id, names in of_others.items():
         if not id.isdecimal() or int(id) in created:
             continue
         first = shared_table.epoch_name(TableId(int(id)), 0)
         is_begun = all(name == first or parse_name(name) is not None for name in names)
         if is_begun and all(now_ms - client.modified_ms(name) >= UNNAMED_MS for name in names):
-            found += names
-    return found
+            orphans += names
+    return orphans
 
 
 def _numbers_of(table: SharedTable, numbers: list[int], newest: SharedEpoch) -> list[int]:
@@ -153,8 +153,8 @@ def _named(table: SharedTable, newest: SharedEpoch, first: int) -> Iterator[Obje
 
 
 def _existing(table: SharedTable, number: int) -> SharedEpoch:
-    found = table.epoch(number)
-    if found is None:
+    epoch_there = table.epoch(number)
+    if epoch_there is None:
         name = shared_table.epoch_name(table.described.table_id, number)
         raise MissingVersion("The manifest of an epoch is gone; nothing was removed.", object=name)
-    return found
+    return epoch_there

@@ -154,8 +154,8 @@ class AlteredTables:
         self.runtime.begin_index(definition, lambda now: with_index(now, name, columns, unique))
         try:
             self.runtime.make_entries(definition, report)
-            if unique and (found := self.runtime.duplicate(definition, name)) is not None:
-                raise found
+            if unique and (violation := self.runtime.duplicate(definition, name)) is not None:
+                raise violation
         except BaseException:
             with suppress(StoreError):
                 self.drop_index(table, name)

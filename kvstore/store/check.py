@@ -71,7 +71,7 @@ class CheckReport:
     @property
     def findings(self) -> list[str]:
         """What is wrong, one sentence each; findings of a bucket begin with `<table>/<bucket>`."""
-        of_buckets = [f"{found.table}/{found.bucket}: {text}" for found in self.buckets for text in found.findings]
+        of_buckets = [f"{report.table}/{report.bucket}: {text}" for report in self.buckets for text in report.findings]
         return self.catalog_findings + of_buckets
 
     @property
@@ -158,14 +158,14 @@ def _check(
     with handle.indexed() as view:
         state = view.state()
         log = _LogReplay(definition, report, snapshots, start)
-        for found in handle.log.batches(start, state.applied_offset):
-            log.add(found)
-            verified(found.header.size)
+        for batch in handle.log.batches(start, state.applied_offset):
+            log.add(batch)
+            verified(batch.header.size)
         log.compare(state, view)
         end = handle.committed().applied_offset
-        for found in handle.log.batches(state.applied_offset, end):
-            log.add(found)  # what the index does not have yet
-            verified(found.header.size)
+        for batch in handle.log.batches(state.applied_offset, end):
+            log.add(batch)  # what the index does not have yet
+            verified(batch.header.size)
         report.findings += _bytes_after_segments(handle)
         if definition.primary_key is None:
             return
@@ -179,8 +179,8 @@ def _check(
             return
     # The index has some changes that its state has not: the rows with all of them are compared with the log.
     with handle.latest() as view:
-        for found in handle.log.batches(end, view.state().applied_offset):
-            log.add(found)
+        for batch in handle.log.batches(end, view.state().applied_offset):
+            log.add(batch)
         if log.knows_rows:
             rows, digest = log.count_and_digest()
             compare_rows(view, state._replace(row_count=rows, digest=digest), definition, report)
@@ -192,10 +192,10 @@ def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
     for base, following in pairwise(log.bases()):
         # Bytes left by a failed fsync are no finding; the segment begun then has no `.writers` file.
         if paths.writers_file(handle.place.log, following).exists():
-            found, end = log.segment(base), log.segment(following).head.previous_end
-            if found.size > end:
+            segment, end = log.segment(base), log.segment(following).head.previous_end
+            if segment.size > end:
                 yield (
-                    f"{found.path.name} has {found.size - end} bytes after its end, position {end}, that no store"
+                    f"{segment.path.name} has {segment.size - end} bytes after its end, position {end}, that no store"
                     " wrote; `kvstore check --repair` removes them"
                 )
 
@@ -205,9 +205,9 @@ def _valid_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Sna
     bucket, identity = handle.place.directory, handle.place.identity
     for offset in reversed(snapshot.offsets(bucket)):
         try:
-            found = snapshot.read(bucket, identity, offset)
-            found.verify()
-            yield found
+            snapshot_there = snapshot.read(bucket, identity, offset)
+            snapshot_there.verify()
+            yield snapshot_there
         except CorruptData as error:
             if offset in snapshot.offsets(bucket):  # else newer ones replaced it meanwhile
                 report.findings.append(str(error))
@@ -242,13 +242,13 @@ class _LogReplay:
         self._last_rows = _LastRows()
         self._snapshots = [each for each in snapshots if each.log_end.base >= start]
 
-    def add(self, found: FoundBatch) -> None:
+    def add(self, logged: FoundBatch) -> None:
         """Verify and replay one batch, whose position and offsets are right."""
-        header = found.header
+        header = logged.header
         self._reach(header.base_offset)
-        if found.position == HEAD_BYTES:
-            self._compare_writers(found.path, header.base_offset)
-        batch = decode_batch(found.data, self._definition.schema_of(header.schema_id), validate=True)
+        if logged.position == HEAD_BYTES:
+            self._compare_writers(logged.path, header.base_offset)
+        batch = decode_batch(logged.data, self._definition.schema_of(header.schema_id), validate=True)
         self._fold_times(header)
         self._fold_writer(header)
         self._report.batches += 1
@@ -264,8 +264,8 @@ class _LogReplay:
             self._finding(f"the snapshot at offset {self._snapshots[0].offset} is ahead of the index")
         if not self.knows_rows:
             self._finding("the log does not begin at offset 0, and no valid snapshot has the rows of before")
-        elif (found := self.count_and_digest()) != (state.row_count, state.digest):
-            self._finding(f"the log has {found[0]} rows, the index {state.row_count}, or their content differs")
+        elif (counted := self.count_and_digest()) != (state.row_count, state.digest):
+            self._finding(f"the log has {counted[0]} rows, the index {state.row_count}, or their content differs")
         if self._writers is not None and self._writers.all() != view.writers():
             self._finding("the index remembers other batches of writers than the log has")
         if self._times not in (None, (state.last_timestamp, state.uncounted_ms)):
@@ -281,21 +281,21 @@ class _LogReplay:
             )
         if not self._snapshots or self._snapshots[0].offset > offset:
             return
-        found = self._snapshots.pop(0)
-        name = f"the snapshot at offset {found.offset}"
-        writers = found.writers()
+        snapshot_taken = self._snapshots.pop(0)
+        name = f"the snapshot at offset {snapshot_taken.offset}"
+        writers = snapshot_taken.writers()
         if self._writers is None:
             self._writers = WriterStates(writers)
         elif self._writers.all() != writers:
             self._finding(f"{name} remembers other batches of writers than the log before it")
-        uncounted, back = found.manifest.times
-        times = found.manifest.last_timestamp, uncounted
+        uncounted, back = snapshot_taken.manifest.times
+        times = snapshot_taken.manifest.last_timestamp, uncounted
         if self._times not in (None, times) or (self.knows_rows and self._back != back):
             self._finding(f"{name} has another last commit timestamp than the log before it")
         self._times, self._back = times, back
         if not self.knows_rows:
-            self._take_rows(found)
-        elif self.count_and_digest() != (found.manifest.row_count, found.digest):
+            self._take_rows(snapshot_taken)
+        elif self.count_and_digest() != (snapshot_taken.manifest.row_count, snapshot_taken.digest):
             self._finding(f"{name} has other rows than the log before it")
 
     def _take_rows(self, snapshot: Snapshot) -> None:

@@ -51,18 +51,18 @@ def metrics(runtime: StoreRuntime, format: Format) -> Metrics | str:
     """See :meth:`kvstore.Store.metrics`."""
     if format not in _FORMATS:
         raise InvalidRequest('`format` is "dict" or "prometheus".', given=format)
-    found = _found(runtime)
-    return prometheus_text(found, _HELP) if format == "prometheus" else found
+    figures = _found(runtime)
+    return prometheus_text(figures, _HELP) if format == "prometheus" else figures
 
 
-def prometheus_text(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> str:
+def prometheus_text(figures: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> str:
     """Metrics in the text format of Prometheus, version 0.0.4, as :meth:`kvstore.Store.metrics` returns them.
 
     Args:
         found: Values by name of the metric, and by its labels, as far as it has any: ``{"lag": {"reader": 3}}``.
         about: For each metric its kind (such as ``gauge``), the names of its labels, and what it is.
     """
-    return "".join(_lines(found, about))
+    return "".join(_lines(figures, about))
 
 
 def _found(runtime: StoreRuntime) -> Metrics:
@@ -110,7 +110,7 @@ class ConsumerLag:
 def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, ConsumerLag]]:
     """Lag of each consumer, by its name and the table's; without those whose log can't be read."""
     catalog, now = runtime.catalog(), runtime.clock.now_ms()
-    found: dict[str, dict[str, ConsumerLag]] = {}
+    lag_by_name: dict[str, dict[str, ConsumerLag]] = {}
     for id, consumers in catalog.consumers.items():
         table = runtime.open_table(catalog.tables[id])
         ends: list[tuple[LogFiles, Offset]] | None = None
@@ -118,12 +118,12 @@ def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, ConsumerLag]]:
             with suppress(StoreError):  # it is dropped, damaged, or beyond a limit: `check` and its next read say so
                 ends = ends or [(handle.log, handle.log_end()) for handle in table.handles]
                 lags = [_lag(*end, Offset(positions[bucket]), now) for bucket, end in enumerate(ends)]
-                found.setdefault(name, {})[catalog.tables[id].name] = ConsumerLag(
+                lag_by_name.setdefault(name, {})[catalog.tables[id].name] = ConsumerLag(
                     sum(each.changes for each in lags),
                     max(each.seconds for each in lags),
                     max(each.log_bytes for each in lags),
                 )
-    return found
+    return lag_by_name
 
 
 def _lag(log: LogFiles, end: Offset, position: Offset, now_ms: int) -> ConsumerLag:
@@ -147,10 +147,10 @@ def _replica_lags(runtime: StoreRuntime) -> dict[str, int]:
         return {}  # `check` and `Store.health` say what can't be read
 
 
-def _lines(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> Iterator[str]:
+def _lines(figures: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]) -> Iterator[str]:
     for name, (kind, labels, what) in about.items():
         yield f"# HELP {name} {what}\n# TYPE {name} {kind}\n"
-        for values, sample in _samples(found[name], len(labels)):
+        for values, sample in _samples(figures[name], len(labels)):
             given = dict(zip(labels, values, strict=True))
             if kind != "summary":
                 yield f"{name}{_labels(given)} {sample}\n"
@@ -160,11 +160,11 @@ def _lines(found: Metrics, about: Mapping[str, tuple[str, tuple[str, ...], str]]
             yield f"{name}_sum{_labels(given)} {sample['sum']}\n{name}_count{_labels(given)} {sample['count']}\n"
 
 
-def _samples(found: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _samples(figure: Any, depth: int) -> Iterator[tuple[tuple[str, ...], Any]]:
     if not depth:
-        yield (), found
+        yield (), figure
         return
-    for label, below in found.items():
+    for label, below in figure.items():
         for labels, sample in _samples(below, depth - 1):
             yield (label, *labels), sample
 

@@ -245,16 +245,16 @@ class StoreInReplica(ReadStore):
             return ReplicaStatus(url=self.url, shipped=shipped)
 
         status = ReplicaStatus(url=self.url, shipped=source.manifest.shipped)
-        found = findings(self._place, source.store.store_id, status, now)
+        problems = findings(self._place, source.store.store_id, status, now)
         progress(1, 1)
         reports = []
         for each in source.manifest.shipped:
             if each.stream.table_id in tables:
                 report = BucketReport(tables[each.stream.table_id].name, each.stream.bucket)
-                report.findings += [_text_of(finding) for finding in found if finding.stream == each.stream]
+                report.findings += [_text_of(finding) for finding in problems if finding.stream == each.stream]
                 reports.append(report)
         known = {each.stream for each in source.manifest.shipped if each.stream.table_id in tables}
-        return CheckReport(reports, [_text_of(finding) for finding in found if finding.stream not in known])
+        return CheckReport(reports, [_text_of(finding) for finding in problems if finding.stream not in known])
 
     def check_open(self) -> None:
         """Refuse calls on what is closed, or was opened before a ``fork()``.
@@ -329,9 +329,9 @@ class SharedTables(StoreInReplica):
             return self._catalog_of_shared.names()
 
     def _followed(self, name: str) -> FollowedTable:
-        found = self._catalog_of_shared.find(name)
-        known = self._tables.get(found.definition.id)
-        return self._follow(SharedTail(found, self._clock)) if known is None else known
+        shared = self._catalog_of_shared.find(name)
+        known = self._tables.get(shared.definition.id)
+        return self._follow(SharedTail(shared, self._clock)) if known is None else known
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
         """Verify all tables; see :func:`kvstore.shared.check`.
@@ -342,19 +342,19 @@ class SharedTables(StoreInReplica):
         Returns:
             A report with the findings; it counts no batches and rows.
         """
-        found, names = CheckReport([]), self.list_tables()
+        report, names = CheckReport([]), self.list_tables()
         for done, name in enumerate(names, 1):
             table = SharedTable.find(self.url, self._place, name)
             buckets = [BucketReport(name, BucketId(bucket)) for bucket in range(table.definition.buckets)]
             for finding in report_of(table).findings:
                 text = f"{finding.kind} {finding.object}: {finding.reason}"
                 object = parse_name(finding.object)
-                findings = found.catalog_findings if object is None else buckets[object.stream.bucket].findings
+                findings = report.catalog_findings if object is None else buckets[object.stream.bucket].findings
                 if text not in findings:  # the object STORE is of all tables
                     findings.append(text)
-            found.buckets.extend(buckets)
+            report.buckets.extend(buckets)
             progress(done, len(names))
-        return found
+        return report
 
 
 def _text_of(finding: Finding) -> str:

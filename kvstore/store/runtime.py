@@ -187,10 +187,10 @@ class StoreRuntime:
 
     def health(self) -> Health:
         """Status of the catalog."""
-        found = health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
+        report = health(self.path, self._journal, self.checkpoints.failure, self.options.edits_per_journal)
         meters = self.meter.tables.values()
         return replace(
-            found,
+            report,
             memtable_bytes=sum(self.budget.sizes().values()),
             memtable_limit=self.budget.limit,
             merges=sum(meter.commit.read().count for meter in meters),
@@ -310,10 +310,13 @@ class StoreRuntime:
         """
 
         def known() -> TableDefinition:
-            found = self.catalog().tables.get(replaced.id)
-            if found is None or (found.schema_id, found.options) != (replaced.schema_id, replaced.options):
+            definition_now = self.catalog().tables.get(replaced.id)
+            if definition_now is None or (definition_now.schema_id, definition_now.options) != (
+                replaced.schema_id,
+                replaced.options,
+            ):
                 raise changed
-            return found
+            return definition_now
 
         changed = Conflict(
             "The table has changed since the statement that replaces it began; nothing of the statement was done. Run "
@@ -355,8 +358,8 @@ class StoreRuntime:
             for index in indexes.known if indexes else ():
                 for handle in handles if index.unique and index not in now.indexes else ():
                     with handle.snapshot() as view:
-                        if (found := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
-                            raise violation(now, index, *found)
+                        if (row_pair := duplicate_row(self.catalog().tables[definition.id], index, view)) is not None:
+                            raise violation(now, index, *row_pair)
             self.alterations.alter(definition, altered)
 
     def make_entries(self, definition: TableDefinition, progress: Callable[[int, int], object]) -> None:
@@ -384,9 +387,9 @@ class StoreRuntime:
         [unique] = [each for each in now.indexes if each.name == index]
         for handle in opened.handles:
             with handle.indexed() as view:
-                found = duplicate(now, unique, view)
-            if found is not None:
-                return violation(now, unique, *found)
+                pair = duplicate(now, unique, view)
+            if pair is not None:
+                return violation(now, unique, *pair)
         return None
 
     def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
@@ -639,8 +642,8 @@ def _foreign(path: Path) -> list[str]:
         paths.JOURNAL,
         *(paths.JOURNAL / name for name in LMDB_FILES),
     }
-    found = {each.relative_to(path) for each in (*path.iterdir(), *(path / meta).rglob("*"))}
-    return sorted(map(str, found - left))
+    names = {each.relative_to(path) for each in (*path.iterdir(), *(path / meta).rglob("*"))}
+    return sorted(map(str, names - left))
 
 
 def _created(path: Path, files: Files, clock: Clock) -> StoreFile:

@@ -423,11 +423,11 @@ class Store(AlteredTables, ReadStore):
         """Registered consumers: by name and table, the next offset to read of each bucket."""
         self._session.check_open()
         catalog = self.runtime.catalog()
-        found: dict[str, dict[str, dict[int, int]]] = {}
+        offsets_of: dict[str, dict[str, dict[int, int]]] = {}
         for id, consumers in catalog.consumers.items():
             for name, offsets in consumers.lasting().items():
-                found.setdefault(name, {})[catalog.tables[id].name] = offsets
-        return found
+                offsets_of.setdefault(name, {})[catalog.tables[id].name] = offsets
+        return offsets_of
 
     @property
     def leases(self) -> dict[str, dict[str, Lease]]:
@@ -437,12 +437,12 @@ class Store(AlteredTables, ReadStore):
         """
         self._session.check_open()
         catalog, now_ms = self.runtime.catalog(), self.runtime.clock.now_ms()
-        found: dict[str, dict[str, Lease]] = {}
+        leases: dict[str, dict[str, Lease]] = {}
         for id, consumers in catalog.consumers.items():
             for name, (offsets, until_ms) in consumers.leases().items():
                 lease = Lease(offsets, until_ms, until_ms <= now_ms)
-                found.setdefault(name, {})[catalog.tables[id].name] = lease
-        return found
+                leases.setdefault(name, {})[catalog.tables[id].name] = lease
+        return leases
 
     def drop_consumer(self, name: str) -> None:
         """Forget a consumer in every table: what only it had yet to read may expire.
@@ -486,12 +486,12 @@ class Store(AlteredTables, ReadStore):
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
         """
         self._session.check_open()
-        found = self.runtime.health()
+        report = self.runtime.health()
         tables = sorted(self.runtime.catalog().tables.values(), key=lambda table: table.name)
         held = list(held_indexes(self.path, tables, self.runtime.open_table))
         growing = [warning for each in held if (warning := warning_of(each)) is not None]
         lagging = registry.lag_warnings(self.runtime)
-        return dataclasses.replace(found, warnings=[*found.warnings, *lagging, *growing], held=held)
+        return dataclasses.replace(report, warnings=[*report.warnings, *lagging, *growing], held=held)
 
     @overload
     def metrics(self, format: Literal["dict"] = "dict") -> Metrics: ...

@@ -48,22 +48,22 @@ def apply_if(
     Raises:
         StoreError: A batch failed; its error lists ``buckets_written``, also by the batches before it.
     """
-    found: dict[BucketId, list[AppendResult]] = {}
+    results_of: dict[BucketId, list[AppendResult]] = {}
     for batch in keys:
         answers: dict[BucketId, Future[AppendResult | None]] = {}
         try:
             uninterrupted(_submit)(handles, definition, batch, decide, answers)
             for bucket, answer in answers.items():
                 if (result := answer_of(answer)) is not None:
-                    found.setdefault(bucket, []).append(result)
+                    results_of.setdefault(bucket, []).append(result)
         except StoreError as error:
             for bucket, answer in answers.items():
                 if wait_for(answer).exception() is None and (result := answer.result()) is not None:
-                    found.setdefault(bucket, []).append(result)
+                    results_of.setdefault(bucket, []).append(result)
             if len(handles) > 1:
-                error.where["buckets_written"] = sorted(found)
+                error.where["buckets_written"] = sorted(results_of)
             raise
-    return WriteResult({bucket: spanning(results) for bucket, results in sorted(found.items())})
+    return WriteResult({bucket: spanning(results) for bucket, results in sorted(results_of.items())})
 
 
 def _submit(
@@ -84,9 +84,9 @@ def deletion(where: pc.Expression | None = None) -> Decide:
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
         with _OfUsers():
-            found = rows if where is None else _only(rows, where)
+            deleted = rows if where is None else _only(rows, where)
         key = list(definition.primary_key or ())
-        return Changes.deletes(found.select(key), definition.schema) if found.num_rows else None
+        return Changes.deletes(deleted.select(key), definition.schema) if deleted.num_rows else None
 
     return decide
 
@@ -117,12 +117,12 @@ def update(definition: TableDefinition, where: pc.Expression, values: Mapping[st
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
         with _OfUsers():
-            found = _only(rows, where)
-            if not found.num_rows:
+            rows_met = _only(rows, where)
+            if not rows_met.num_rows:
                 return None
-            columns = dict(zip(found.schema.names, found.columns, strict=True)) | _computed(found, computed)
+            columns = dict(zip(rows_met.schema.names, rows_met.columns, strict=True)) | _computed(rows_met, computed)
         for name in literals:
-            columns[name] = same.column(name).take(pa.array(np.zeros(found.num_rows, np.int64)))
+            columns[name] = same.column(name).take(pa.array(np.zeros(rows_met.num_rows, np.int64)))
         wanted = schema_given(definition, definition.schema, None)
         given = pa.RecordBatch.from_arrays([columns[name] for name in wanted.names], wanted.names)
         try:
@@ -209,10 +209,10 @@ def _expected(definition: TableDefinition, expected: Mapping[str, Any], key_row:
     whole = dict(zip(key.names, (column[0] for column in key_row.columns), strict=True)) | dict(expected)
     automatic = definition.options.auto_increment
     fields = [field for field in definition.schema if field.name != automatic or automatic in expected]
-    found = intake.one_batch([whole], pa.schema(fields))
-    if not found.select(key.names).equals(key_row):
+    row = intake.one_batch([whole], pa.schema(fields))
+    if not row.select(key.names).equals(key_row):
         raise InvalidRequest("The expected row has another key than the row.", key=key.names)
-    return found
+    return row
 
 
 def _completed(given: pa.RecordBatch, definition: TableDefinition, stored: pa.RecordBatch) -> pa.RecordBatch:
@@ -243,8 +243,8 @@ class _OfUsers:
 
 
 def _only(rows: pa.RecordBatch, where: pc.Expression) -> pa.RecordBatch:
-    (found,) = rows_where([rows], where)
-    return found
+    (rows_met,) = rows_where([rows], where)
+    return rows_met
 
 
 def _computed(rows: pa.RecordBatch, values: Mapping[str, pc.Expression]) -> dict[str, pa.Array]:
@@ -260,9 +260,9 @@ def _computed(rows: pa.RecordBatch, values: Mapping[str, pc.Expression]) -> dict
     source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([rows])))
     project = acero.Declaration("project", acero.ProjectNodeOptions(list(values.values()), list(values)), [source])
     try:
-        found = project.to_table(use_threads=False).combine_chunks()
+        results = project.to_table(use_threads=False).combine_chunks()
     except MISFITS as error:
         raise InvalidRequest(
             "A value can't be computed for these rows.", values=values, reason=str(error).partition("\n")[0]
         ) from error
-    return {name: pa.concat_arrays(found.column(name).chunks) for name in values if found.num_rows}
+    return {name: pa.concat_arrays(results.column(name).chunks) for name in values if results.num_rows}

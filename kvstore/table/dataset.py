@@ -79,8 +79,8 @@ class TableDataset(dataset.Dataset):
         self, columns: Columns = None, filter: pc.Expression | None = None, **others: Any
     ) -> Iterator[pa.RecordBatch]:
         """Read batch by batch; see :meth:`scanner`."""
-        found: Iterator[pa.RecordBatch] = self.scanner(columns, filter, **others).to_batches()
-        return found
+        batches: Iterator[pa.RecordBatch] = self.scanner(columns, filter, **others).to_batches()
+        return batches
 
     def head(
         self, num_rows: int, columns: Columns = None, filter: pc.Expression | None = None, **others: Any
@@ -102,21 +102,21 @@ class TableDataset(dataset.Dataset):
         """The dataset of the rows for which an expression is true."""
         return TableDataset(self._schema, self._read, _both(self._where, expression))
 
-    def keeping_errors(self, found: list[StoreError]) -> TableDataset:
+    def keeping_errors(self, errors: list[StoreError]) -> TableDataset:
         """The same dataset; adds errors of the store to ``found``, because other libraries keep only their text."""
 
         def kept(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             try:
                 yield from batches
             except StoreError as error:
-                found.append(error)
+                errors.append(error)
                 raise
 
         def read(columns: Sequence[str] | None, filter: pc.Expression | None) -> pa.RecordBatchReader:
             try:
                 batches = self._read(columns, filter)
             except StoreError as error:
-                found.append(error)
+                errors.append(error)
                 raise
             return pa.RecordBatchReader.from_batches(batches.schema, kept(batches))
 

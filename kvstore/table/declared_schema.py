@@ -157,8 +157,8 @@ def type_named(name: str) -> pa.DataType:
     """
     try:
         for pattern, make in _WITH_NUMBERS.items():
-            if found := re.fullmatch(pattern, name):
-                return make(*found.groups())
+            if match := re.fullmatch(pattern, name):
+                return make(*match.groups())
         return pa.type_for_alias(name)
     except (ValueError, OverflowError) as error:
         close = get_close_matches(name, _NAMES, 1)

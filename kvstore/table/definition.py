@@ -131,10 +131,10 @@ def indexes_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> Seco
         return msgspec.UNSET
     if not isinstance(given, Mapping):
         raise InvalidRequest("`indexes` is a dict from an index's name to its columns.", given=shown(given))
-    found: SecondaryIndexes | msgspec.UnsetType = msgspec.UNSET
+    indexes: SecondaryIndexes | msgspec.UnsetType = msgspec.UNSET
     for name, columns in given.items():
-        found = _with_index(found, schema, key, name, columns)
-    return found
+        indexes = _with_index(indexes, schema, key, name, columns)
+    return indexes
 
 
 def with_index(definition: TableDefinition, name: Any, columns: Any, unique: Any) -> TableOptions:

@@ -208,8 +208,10 @@ class ReadTable:
             SchemaMismatch: A key does not fit.
         """
         definition = self._reading.keyed()
-        found: list[int] = buckets_of_rows(definition, intake.key_rows(keys, layout_of(definition).key_schema)).tolist()
-        return found
+        numbers: list[int] = buckets_of_rows(
+            definition, intake.key_rows(keys, layout_of(definition).key_schema)
+        ).tolist()
+        return numbers
 
     def scan(
         self,
@@ -288,8 +290,8 @@ class ReadTable:
         """
         row = self._reading.found_one(columns)
         if row is UNKNOWN:
-            found = self.find(**columns).slice(0, 1)
-            return next(iter(rows_of(found, found.schema)), None)
+            one = self.find(**columns).slice(0, 1)
+            return next(iter(rows_of(one, one.schema)), None)
         return row
 
     def explain(self, filter: pc.Expression | None = None, **columns: Any) -> str:
@@ -506,7 +508,7 @@ class ReadTable:
             UnsupportedOperation: The table's changelog is a WAL image, or the table has no key.
         """
         check_undoable(self._reading.keyed())
-        found, buckets = {}, self._reading.buckets
+        offsets, buckets = {}, self._reading.buckets
         with self._reading.one_moment(as_of):
             for bucket, handle in zip(buckets, self._reading.handles, strict=True):
                 now = handle.shown().applied_offset
@@ -518,8 +520,8 @@ class ReadTable:
                         log_start=handle.log.start(),
                         log_end=now,
                     )
-                found[bucket] = offset
-        return found
+                offsets[bucket] = offset
+        return offsets
 
     def committed(self) -> dict[BucketId, tuple[Offset, int]]:
         """For each bucket, the offset after the last change that every process sees, and its commit timestamp (ms).
@@ -584,8 +586,8 @@ class ReadTable:
             UnsupportedOperation: pandas is not installed, or it is a log table.
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
-        found = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
-        return pandas_frame(found)
+        rows = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
+        return pandas_frame(rows)
 
     def to_polars(
         self,
@@ -608,8 +610,8 @@ class ReadTable:
             UnsupportedOperation: Polars is not installed, or it is a log table.
             InvalidRequest, SchemaMismatch, OffsetOutOfRange, CorruptData: See :meth:`scan`.
         """
-        found = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
-        return polars_frame(found)
+        rows = self.to_arrow(columns, filter, limit, as_of, start=start, stop=stop, reverse=reverse, prefix=prefix)
+        return polars_frame(rows)
 
     def dataset(self) -> TableDataset:
         """The rows as a ``pyarrow.dataset.Dataset``, which DuckDB, Polars and pyarrow scan lazily.

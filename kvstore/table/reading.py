@@ -101,10 +101,10 @@ class Reading:
 
     def with_fixed(self, definition: TableDefinition) -> Self:
         """The same, for a caller that calls the columns by this definition in more than one call."""
-        found = copy(self)
-        found.fixed = definition
-        found.use_catalog(self._newest)
-        return found
+        other = copy(self)
+        other.fixed = definition
+        other.use_catalog(self._newest)
+        return other
 
     # The definition
 
@@ -228,14 +228,14 @@ class Reading:
                 if those is None and named is not None:
                     those = named.keys
                 if those is not None:
-                    found = self._rows_of(those, handle, view, current, wanted, within, SCAN_ROWS)
-                    return passing.passing(found)
+                    parts = self._rows_of(those, handle, view, current, wanted, within, SCAN_ROWS)
+                    return passing.passing(parts)
                 possible = ranges_where(view, current, passing.expression, passing.understood, beyond=then != now)
                 ranges = [each for each in (common(each, within.keys) for each in possible) if each is not None]
-            found = rows_as_of(
+            parts = rows_as_of(
                 *(view, handle.log, current, then, wanted, ranges), reverse=within.reverse, batch_rows=batch_rows
             )
-            return found if passing is None else passing.passing(found)
+            return parts if passing is None else passing.passing(parts)
 
         ranges = None
         if keys is not None:
@@ -249,20 +249,20 @@ class Reading:
             return [some for some in (passed if limit is None else first_rows(passed, limit)) if some.num_rows]
 
         def at_once(handle: BucketReads) -> Iterator[pa.RecordBatch] | None:
-            found = None
+            parts = None
             if ranges is not None:
                 first = self._first(handle, definition, wanted, ranges, limit if is_cut else None, within.reverse)
-                found = None if first is None else chosen(first)
-            if found is None and names_few:
+                parts = None if first is None else chosen(first)
+            if parts is None and names_few:
                 at_a_time = SCAN_ROWS if limit is None else LIMITED_ROWS
-                found = self._named(handle, definition, keys, asked, wanted, within, at_a_time, chosen)
-            return None if found is None else self.while_current(iter(found))
+                parts = self._named(handle, definition, keys, asked, wanted, within, at_a_time, chosen)
+            return None if parts is None else self.while_current(iter(parts))
 
         with self.one_moment(as_of):
-            found = [at_once(handle) or self.held(handle, read) for handle in handles]
-        rows: Iterator[pa.RecordBatch] = chain.from_iterable(found)
+            parts = [at_once(handle) or self.held(handle, read) for handle in handles]
+        rows: Iterator[pa.RecordBatch] = chain.from_iterable(parts)
         if merges:
-            rows = merged(found, definition, reverse=within.reverse)
+            rows = merged(parts, definition, reverse=within.reverse)
         if wanted != schema.names:
             rows = (batch.select(schema.names) for batch in rows)
         return pa.RecordBatchReader.from_batches(schema, rows if limit is None else first_rows(rows, limit))
@@ -384,9 +384,9 @@ class Reading:
             for handle, search in zip(self.handles, searches, strict=True):
                 with handle.latest() as view:
                     # Read after the view: else it may have rows of a schema that the definition does not have.
-                    found = search.find(view, column, value) if self.latest() is definition else UNKNOWN
-                if found is not None:
-                    return found
+                    row = search.find(view, column, value) if self.latest() is definition else UNKNOWN
+                if row is not None:
+                    return row
         return None
 
     def found_few(self, columns: Mapping[str, Any]) -> pa.Table | None:
@@ -598,16 +598,16 @@ def _first_of(
     reverse: bool,
 ) -> list[tuple[bytes, bytes]] | None:
     """Keys and values of the first rows in some ranges; None if they are not a few."""
-    found: list[tuple[bytes, bytes]] = []
+    pairs: list[tuple[bytes, bytes]] = []
     most = SHORT_ROWS + 1 if limit is None else limit
     for each in ranges:
-        if len(found) == most:
-            return found if most == limit else None
-        some, is_all = first(most - len(found), each.start, each.stop, reverse=reverse)
-        found += some
-        if not is_all and len(found) != limit:
+        if len(pairs) == most:
+            return pairs if most == limit else None
+        some, is_all = first(most - len(pairs), each.start, each.stop, reverse=reverse)
+        pairs += some
+        if not is_all and len(pairs) != limit:
             return None
-    return found
+    return pairs
 
 
 def names_of(columns: Any) -> list[str] | None:

@@ -86,8 +86,8 @@ def run(
                 (known_as, table(name).dataset() if places is None else table(name).changes_dataset(*places))
                 for known_as, name, places in wanted
             )
-            for name, found in chain(ours, given.items()):
-                connection.register(name, found.keeping_errors(failed) if isinstance(found, TableDataset) else found)
+            for name, source in chain(ours, given.items()):
+                connection.register(name, source.keeping_errors(failed) if isinstance(source, TableDataset) else source)
             relation = connection.sql(query, params=params or None)
             if relation is None:
                 raise InvalidRequest("This statement has no rows; give a SELECT.", query=shown(query))
@@ -117,21 +117,21 @@ def _given(tables: Any, names: Sequence[str]) -> dict[str, Any]:
     """
     if not isinstance(tables, Mapping):
         raise InvalidRequest("`tables` is a dict from name to data.", tables=shown(tables))
-    taken, found = {name.lower(): f"the store's table {name}" for name in names}, {}
+    taken, sources = {name.lower(): f"the store's table {name}" for name in names}, {}
     for name, data in tables.items():
         if not isinstance(name, str) or not name:
             raise InvalidRequest("A name in `tables` is text.", name=shown(name))
         if (other := taken.setdefault(name.lower(), f"the name {name}")) != f"the name {name}":
             raise InvalidRequest("SQL takes this name for another; give it another name.", name=name, other=other)
         if isinstance(data, ReadTable):
-            found[name] = data.dataset()
+            sources[name] = data.dataset()
             continue
         try:
             # A named index of a pandas frame is a column.
             arrow = arrow_of(data, list(getattr(getattr(data, "index", None), "names", [])))
             if not hasattr(arrow, "__arrow_c_stream__"):
                 raise TypeError("it is no Arrow data")
-            found[name] = pa.table(arrow)
+            sources[name] = pa.table(arrow)
         except (InvalidRequest, *MISFITS) as error:
             raise InvalidRequest(
                 "`tables` has a frame, or other Arrow data, for each name.",
@@ -139,7 +139,7 @@ def _given(tables: Any, names: Sequence[str]) -> dict[str, Any]:
                 given=type(data).__name__,
                 reason=str(error).partition("\n")[0],
             ) from error
-    return found
+    return sources
 
 
 def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidRequest:
@@ -162,8 +162,8 @@ def _named(connection: Any, query: str, names: Sequence[str]) -> Iterator[tuple[
         yield from ((name, name, None) for name in there.values())
         return
     for node in _nodes(tree):
-        if node.get("type") == "BASE_TABLE" and (found := there.pop(node["table_name"].lower(), None)) is not None:
-            yield found, found, None
+        if node.get("type") == "BASE_TABLE" and (table := there.pop(node["table_name"].lower(), None)) is not None:
+            yield table, table, None
         elif node.get("type") == "TABLE_FUNCTION" and node["function"]["function_name"].lower() == _CHANGES:
             given = [_literal(each) for each in node["function"]["arguments"]]
             name, *rest = given or [""]

@@ -493,11 +493,11 @@ class Table(ReadTable):
         """
         self._reading.access.check_writable()
         self._reading.current()
-        found = {}
+        snapshots = {}
         for bucket, handle in zip(self._reading.buckets, self._handles, strict=True):
             taken = handle.take_snapshot()
-            found[bucket] = BucketSnapshot(taken.offset, taken.directory)
-        return TableSnapshot(found)
+            snapshots[bucket] = BucketSnapshot(taken.offset, taken.directory)
+        return TableSnapshot(snapshots)
 
     def compact(self) -> dict[int, CompactedIndex]:
         """Replace the index of each bucket by a copy without free pages, so that the file is as small as its rows.
@@ -692,26 +692,26 @@ class Table(ReadTable):
     def _apply_all(
         self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None
     ) -> WriteResult:
-        found: dict[BucketId, list[AppendResult]] = {}
+        results_of: dict[BucketId, list[AppendResult]] = {}
         for changes in batches:
-            self._apply_one(changes, definition, targets, found)
-        if not found and len(self._handles) == 1:
-            self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, found)
-        return WriteResult({bucket: spanning(results) for bucket, results in sorted(found.items())})
+            self._apply_one(changes, definition, targets, results_of)
+        if not results_of and len(self._handles) == 1:
+            self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, results_of)
+        return WriteResult({bucket: spanning(results) for bucket, results in sorted(results_of.items())})
 
     def _apply_one(
         self,
         changes: Changes,
         definition: TableDefinition,
         targets: frozenset[str] | None,
-        found: dict[BucketId, list[AppendResult]],
+        results_of: dict[BucketId, list[AppendResult]],
     ) -> None:
         """Apply changes to the buckets they belong to, all at once."""
         other = BucketId(next(self._turn) % len(self._handles))
         parts = spread(definition, changes, other)
         requests = {bucket: request_of(part, definition, targets=targets, answer=Reply()) for bucket, part in parts}
         for bucket, result in self._apply_requests(requests).items():
-            found.setdefault(bucket, []).append(result)
+            results_of.setdefault(bucket, []).append(result)
 
     def _apply_requests(self, requests: Mapping[BucketId, Request | SmallRequest]) -> dict[BucketId, AppendResult]:
         """Submit a request to each bucket, to all at once, and wait for the answers."""

@@ -187,9 +187,9 @@ class SequenceMachine(RuleBasedStateMachine):
         for number, model in enumerate(self.models):
             model.fence(id, epoch)
             expected = model.sent[id][-1][0] if id in model.sent else None
-            found = self.target.last_sequence(number, id)
-            if found != expected:
-                raise RuleBroken("name", f"last_sequence({number}, {id}) is {found} instead of {expected}.")
+            actual = self.target.last_sequence(number, id)
+            if actual != expected:
+                raise RuleBroken("name", f"last_sequence({number}, {id}) is {actual} instead of {expected}.")
         if epoch:
             late = self._operations(bucket, [("upsert", 0, 0)])
             self._send("fence", bucket, id, self._model(bucket).next_sequence(id), late, epoch - 1)
@@ -357,9 +357,9 @@ class SequenceMachine(RuleBasedStateMachine):
             answers = listed(call())
         except self._refusals() as error:
             raise RuleBroken(rule, _difference(call, f"raises {error!r}", _shown(expected))) from error
-        found = [Answer(each.first_offset, each.last_offset, each.duplicated) for each in answers]
-        if found != expected:
-            raise RuleBroken(of_offsets, _difference(call, f"is answered with {_shown(found)}", _shown(expected)))
+        actual = [Answer(each.first_offset, each.last_offset, each.duplicated) for each in answers]
+        if actual != expected:
+            raise RuleBroken(of_offsets, _difference(call, f"is answered with {_shown(actual)}", _shown(expected)))
 
     def _refusals(self) -> tuple[type[Exception], ...]:
         kinds = (self.out_of_order, self.fenced, self.refused)
@@ -368,20 +368,20 @@ class SequenceMachine(RuleBasedStateMachine):
     def _compare(self, rule: str) -> None:
         """Compare the logs of all buckets with those of the models."""
         for bucket, model in enumerate(self.models):
-            found = [self._change(*change) for change in self.target.changes(bucket)]
+            actual = [self._change(*change) for change in self.target.changes(bucket)]
             expected = [
                 self._change(offset, "delete" if kind in ("delete", "update_preimage") else "upsert", row)
                 for offset, kind, row, _ in model.log
             ]
-            if found != expected:
+            if actual != expected:
                 same = next(
-                    (at for at, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), None
+                    (at for at, pair in enumerate(zip(actual, expected, strict=False)) if pair[0] != pair[1]), None
                 )
-                at = min(len(found), len(expected)) if same is None else same
+                at = min(len(actual), len(expected)) if same is None else same
                 raise RuleBroken(
                     rule,
-                    f"The log of bucket {bucket} has {len(found)} changes instead of {len(expected)}. From {at} on"
-                    f" it has\n{found[at:]}\ninstead of\n{expected[at:]}",
+                    f"The log of bucket {bucket} has {len(actual)} changes instead of {len(expected)}. From {at} on"
+                    f" it has\n{actual[at:]}\ninstead of\n{expected[at:]}",
                 )
 
     def _change(self, offset: int, kind: str, row: Row) -> tuple[int, str, Row]:
@@ -405,8 +405,8 @@ class _Call:
         return f"{self._method.__name__}({self._batch!r}{named})"
 
 
-def _difference(call: _Call, found: str, expected: str) -> str:
-    return f"{call}\n{found}\ninstead of {expected}"
+def _difference(call: _Call, actual: str, expected: str) -> str:
+    return f"{call}\n{actual}\ninstead of {expected}"
 
 
 def _shown(answers: Any) -> str:

@@ -242,7 +242,7 @@ class Model:
 
     def binlog(self, start: int, end: int) -> list[tuple[int, str, Row | None, Row | None, int]]:
         """The binlog: ``(offset, change type, row before, row after, first offset of its batch)``."""
-        found = []
+        events = []
         before = None
         for at, kind, row, version in self.log:
             if kind == "update_preimage":
@@ -250,9 +250,9 @@ class Model:
                 continue
             after = None if kind == "delete" else row
             if start <= at < end:
-                found.append((at, kind, row if after is None else before, after, version))
+                events.append((at, kind, row if after is None else before, after, version))
             before = None
-        return found
+        return events
 
     def as_of(self, offset: int) -> dict[tuple[Any, ...], Row]:
         """Rows after all changes before an offset; between the halves of an update, the row is still the old one."""

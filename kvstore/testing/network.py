@@ -213,12 +213,12 @@ class LossyTarget:
         """Put a batch into the network. The first answer that arrives is the answer; none may ever arrive."""
         answer: Future[Any] = Future()
 
-        def receive(found: Any) -> None:
+        def receive(result: Any) -> None:
             if not answer.done():
-                if isinstance(found, BaseException):
-                    answer.set_exception(found)
+                if isinstance(result, BaseException):
+                    answer.set_exception(result)
                 else:
-                    answer.set_result(found)
+                    answer.set_result(result)
 
         self.send(changes, writer_id, sequence, writer_epoch, receive, schema_id=schema_id)
         return answer

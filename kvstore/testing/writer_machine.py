@@ -120,18 +120,18 @@ class WriterMachine(RuleBasedStateMachine):
         else:
             waiting = self.writer.waiting()
             raise RuleBroken("end", f"Batches that still wait {_ROUNDS_MAX} polls after the last loss: {waiting}.")
-        found = len(self.bucket.model.log)
-        if found != self._rows:
-            raise RuleBroken("once", f"All is acknowledged, but the log has {found} rows instead of {self._rows}.")
+        count = len(self.bucket.model.log)
+        if count != self._rows:
+            raise RuleBroken("once", f"All is acknowledged, but the log has {count} rows instead of {self._rows}.")
 
     @invariant()
     def check(self) -> None:
         """Compare the log with what was given to the writer."""
         if self._watched.broken is not None:  # raised before, maybe where a future keeps it
             raise self._watched.broken
-        found = [row["v"] for _, _, row, _ in self.bucket.model.log]
-        if found != [*range(len(found))]:
-            self._watched.broken = RuleBroken("once", f"The log has the rows {found} instead of 0, 1, 2 …")
+        numbers = [row["v"] for _, _, row, _ in self.bucket.model.log]
+        if numbers != [*range(len(numbers))]:
+            self._watched.broken = RuleBroken("once", f"The log has the rows {numbers} instead of 0, 1, 2 …")
             raise self._watched.broken
 
 

@@ -183,8 +183,8 @@ def kind_of(record: Item) -> str:
 
 def counts_of(items: Iterable[Item]) -> dict[str, int]:
     """Number of records of each kind, all kinds in their order."""
-    found = Counter(map(kind_of, items))
-    return {kind.__name__.lower(): found[kind.__name__.lower()] for kind in ITEMS}
+    counts = Counter(map(kind_of, items))
+    return {kind.__name__.lower(): counts[kind.__name__.lower()] for kind in ITEMS}
 
 
 def encode_image(head: Head, items: Iterable[Item]) -> Iterator[bytes]:

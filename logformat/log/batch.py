@@ -369,11 +369,11 @@ def of_table(batch: bytes | memoryview, table_id: int) -> memoryview:
     Args:
         batch: One whole batch, which was verified.
     """
-    layout, found = LAYOUTS[MAGIC], bytearray(batch)
-    values = dict(zip(layout.names, struct.unpack_from(layout.format, found), strict=True)) | {"table_id": table_id}
-    struct.pack_into(layout.format, found, 0, *layout.in_order(values))
-    struct.pack_into("<I", found, _CRC_POSITION, checksum(memoryview(found), MAGIC))
-    return memoryview(found)
+    layout, copy = LAYOUTS[MAGIC], bytearray(batch)
+    values = dict(zip(layout.names, struct.unpack_from(layout.format, copy), strict=True)) | {"table_id": table_id}
+    struct.pack_into(layout.format, copy, 0, *layout.in_order(values))
+    struct.pack_into("<I", copy, _CRC_POSITION, checksum(memoryview(copy), MAGIC))
+    return memoryview(copy)
 
 
 def checksum(batch: memoryview, magic: int) -> int:

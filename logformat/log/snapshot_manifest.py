@@ -133,12 +133,12 @@ def decode_writers(data: bytes) -> dict[WriterId, WriterEntry]:
         CorruptData: The bytes are something else.
     """
     try:
-        found = msgspec.json.decode(data, type=_Writers)
+        stored = msgspec.json.decode(data, type=_Writers)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptData("Writers of a snapshot can't be read; run `kvstore check`.", reason=str(error)) from error
     return {
         writer.writer_id: WriterEntry(writer.epoch, writer.named, tuple(writer.batches), _or_zero(writer.uncounted_ms))
-        for writer in found.writers
+        for writer in stored.writers
     }
 
 

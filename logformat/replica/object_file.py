@@ -79,12 +79,12 @@ def parse_name(name: str) -> ObjectName | None:
     if match is None:
         return None
     table, bucket, *numbers = match.groups()
-    found = [int(number) for number in numbers if number is not None]
-    start, end, epoch = found if len(found) == 3 else (found[0], *found)  # a snapshot has one offset
+    parsed = [int(number) for number in numbers if number is not None]
+    start, end, epoch = parsed if len(parsed) == 3 else (parsed[0], *parsed)  # a snapshot has one offset
     stream = CATALOG if table is None else Stream(TableId(int(table)), BucketId(int(bucket)))
     if max(start, end, epoch, stream.table_id) > _NUMBER_MAX or stream.bucket >= 2**31:
         return None
-    kind: Kind = "range" if len(found) == 3 else "snapshot"
+    kind: Kind = "range" if len(parsed) == 3 else "snapshot"
     return ObjectName(stream, kind, start, end, Epoch(epoch)) if kind == "snapshot" or start < end else None
 
 
@@ -204,8 +204,8 @@ def _decode_head(data: memoryview, name: ObjectName, store_id: UUID) -> tuple[in
         raise CorruptData("The head of an object fails its checksum.", object=str(name))
     if version != FORMAT:
         raise UnsupportedVersion("A newer kvstore wrote this object; upgrade.", object=str(name), format=version)
-    found = (of, table, bucket, kind, start, end, epoch)
-    if found != (store_id.bytes, *_stream_ids(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
+    head = (of, table, bucket, kind, start, end, epoch)
+    if head != (store_id.bytes, *_stream_ids(name), _KINDS.index(name.kind), name.start, name.end, name.epoch):
         raise CorruptData("An object is not the one in its name.", object=str(name), start=start, end=end)
     return length, crc
 

@@ -269,9 +269,9 @@ def newest_name(table: TableId) -> str:
     return f"{TABLES_PREFIX}/{table}/newest"
 
 
-def encode(found: SharedDefinition | EpochObject | CopyRecord) -> bytes:
+def encode(record: SharedDefinition | EpochObject | CopyRecord) -> bytes:
     """Encode the object, or the record."""
-    return json_line.encode(found)
+    return json_line.encode(record)
 
 
 def decode_definition(data: bytes, name: str) -> SharedDefinition:
@@ -281,18 +281,18 @@ def decode_definition(data: bytes, name: str) -> SharedDefinition:
         CorruptData: The object is damaged, or is that of another table.
         UnsupportedVersion: A newer version wrote it.
     """
-    found = json_line.decode(data, SharedDefinition, FORMAT, definition_name(name))
-    if found.name != name:
-        raise CorruptData("The definition of a shared table is that of another.", table=name, found=found.name)
-    return found
+    definition = json_line.decode(data, SharedDefinition, FORMAT, definition_name(name))
+    if definition.name != name:
+        raise CorruptData("The definition of a shared table is that of another.", table=name, found=definition.name)
+    return definition
 
 
 def decode_named_definition(data: bytes, object: str) -> SharedDefinition:
     """Decode the definition in an object of this name; raises what :func:`decode_definition` raises."""
-    found = json_line.decode(data, SharedDefinition, FORMAT, object)
-    if definition_name(found.name) != object:
-        raise CorruptData("The definition of a shared table is that of another.", object=object, found=found.name)
-    return found
+    definition = json_line.decode(data, SharedDefinition, FORMAT, object)
+    if definition_name(definition.name) != object:
+        raise CorruptData("The definition of a shared table is that of another.", object=object, found=definition.name)
+    return definition
 
 
 def decode_copy_record(data: bytes) -> CopyRecord:
@@ -313,17 +313,17 @@ def decode_epoch(data: bytes, of: SharedDefinition, epoch: int) -> EpochObject:
         UnsupportedVersion: A newer version wrote it.
     """
     name = epoch_name(of.table_id, epoch)
-    found = json_line.decode(data, EpochObject, EPOCH_FORMAT, name)
-    if (found.store_id, found.table_id, found.epoch) != (of.store_id, of.table_id, epoch):
-        raise CorruptData("An epoch is not the one in its name.", object=name, epoch=found.epoch)
-    if found.full is not None and not (0 <= found.full < epoch and not found.snapshots):
-        raise CorruptData("An epoch adds to one that can't be.", object=name, full=found.full)
-    if len(found.ranges) != of.buckets or len(found.snapshots) not in (0, of.buckets):
-        raise CorruptData("An epoch has other buckets than its table.", object=name, buckets=len(found.ranges))
-    return found
+    stored = json_line.decode(data, EpochObject, EPOCH_FORMAT, name)
+    if (stored.store_id, stored.table_id, stored.epoch) != (of.store_id, of.table_id, epoch):
+        raise CorruptData("An epoch is not the one in its name.", object=name, epoch=stored.epoch)
+    if stored.full is not None and not (0 <= stored.full < epoch and not stored.snapshots):
+        raise CorruptData("An epoch adds to one that can't be.", object=name, full=stored.full)
+    if len(stored.ranges) != of.buckets or len(stored.snapshots) not in (0, of.buckets):
+        raise CorruptData("An epoch has other buckets than its table.", object=name, buckets=len(stored.ranges))
+    return stored
 
 
-def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
+def epoch_of(part: EpochObject, full: EpochObject) -> SharedEpoch:
     """The epoch of an object.
 
     Args:
@@ -332,13 +332,13 @@ def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
     Raises:
         CorruptData: They do not fit together, or ranges do not follow each other.
     """
-    name = epoch_name(found.table_id, found.epoch)
+    name = epoch_name(part.table_id, part.epoch)
     if full.full is not None:
         raise CorruptData("An epoch adds to one that is not full.", object=name, full=full.epoch)
     ranges, writers = full.ranges, full.writers
-    if found is not full:
-        ranges = [before + more for before, more in zip(full.ranges, found.ranges, strict=True)]
-        writers = last_writers({**full.writers, **found.writers})
+    if part is not full:
+        ranges = [before + more for before, more in zip(full.ranges, part.ranges, strict=True)]
+        writers = last_writers({**full.writers, **part.writers})
     starts = [bucket[0].start if bucket and full.format == EPOCH_FORMAT else 0 for bucket in ranges]
     for bucket, start in zip(ranges, starts, strict=True):
         ends = [start, *(each.end for each in bucket)]
@@ -352,11 +352,11 @@ def epoch_of(found: EpochObject, full: EpochObject) -> SharedEpoch:
         if start and start not in [snapshot.offset for snapshot in taken]:
             raise CorruptData("An epoch has no snapshot of the changes that have expired.", object=name)
     return SharedEpoch(
-        store_id=found.store_id,
-        table_id=found.table_id,
-        epoch=found.epoch,
-        commit=found.commit,
-        committed_ms=found.committed_ms,
+        store_id=part.store_id,
+        table_id=part.table_id,
+        epoch=part.epoch,
+        commit=part.commit,
+        committed_ms=part.committed_ms,
         writers=writers,
         ranges=ranges,
         snapshots=snapshots,

@@ -79,8 +79,8 @@ def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
         ]
         return struct_of(parts, _nulls(values), stored)
     form = column_type(stored).from_json
-    found = values if form is None else form(values, stored)
-    return as_type(found, stored) if isinstance(found, pa.Array) else column_of(found, stored)
+    converted = values if form is None else form(values, stored)
+    return as_type(converted, stored) if isinstance(converted, pa.Array) else column_of(converted, stored)
 
 
 def from_text(cells: pa.StringArray, stored: pa.DataType) -> pa.Array:

@@ -122,9 +122,11 @@ class RowCodec:
         columns = self._codecs[SchemaId(written)].decode(flat, starts, ends, places)
         if len(there) == len(names):
             return columns
-        found = dict(zip(there, columns, strict=True))
+        column_of = dict(zip(there, columns, strict=True))
         schema = self._schemas[wanted]
-        return [found[name] if name in found else pa.nulls(len(starts), schema.field(name).type) for name in names]
+        return [
+            column_of[name] if name in column_of else pa.nulls(len(starts), schema.field(name).type) for name in names
+        ]
 
 
 def _alike(schemas: Mapping[SchemaId, pa.Schema]) -> np.ndarray | None:

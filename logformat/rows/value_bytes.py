@@ -18,8 +18,8 @@ def row_bytes(batch: pa.RecordBatch, *, nulls: bool = True) -> np.ndarray:
     """
     sizes = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
-        found = _bytes_of(column)
-        sizes += found if nulls or not column.null_count else np.where(column.is_valid(), found, 0)
+        lengths = _bytes_of(column)
+        sizes += lengths if nulls or not column.null_count else np.where(column.is_valid(), lengths, 0)
     return sizes
 
 

@@ -149,8 +149,10 @@ def _compare(
     return places, counts, time.perf_counter() - started
 
 
-def _expect(replay: Replay, what: str, found: dict[str, tuple[str, str]], expected: dict[str, tuple[str, str]]) -> None:
-    wrong = [path for path in found.keys() | expected.keys() if found.get(path) != expected.get(path)]
+def _expect(
+    replay: Replay, what: str, actual: dict[str, tuple[str, str]], expected: dict[str, tuple[str, str]]
+) -> None:
+    wrong = [path for path in actual.keys() | expected.keys() if actual.get(path) != expected.get(path)]
     if wrong:
         replay.mistakes.append(f"{what} differs from the history in {len(wrong)} files, such as {min(wrong)!r}")
 

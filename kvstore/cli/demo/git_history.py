@@ -69,12 +69,12 @@ class Repository:
         self._path = path
         if shutil.which("git") is None:
             raise UnsupportedOperation("The demo needs git, which is not on the PATH; install it.")
-        found = self._run("rev-parse", "--git-dir")
-        if found.returncode:
+        answer = self._run("rev-parse", "--git-dir")
+        if answer.returncode:
             raise InvalidRequest(
                 "This is not a git repository that git can read; give another one with --repo.",
                 path=path,
-                reason=_reason(found),
+                reason=_reason(answer),
             )
         if self._run("rev-parse", "--verify", "--quiet", "HEAD").returncode:
             raise InvalidRequest("This repository has no commits yet; commit something, or give another.", path=path)

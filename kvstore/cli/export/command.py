@@ -105,8 +105,8 @@ def _format(given: Format | None, to: Path | None) -> Format:
     if given is None:
         if to is not None:
             plain = to.with_suffix("") if to.suffix.lower() in COMPRESSIONS else to
-            if (found := SUFFIXES.get(plain.suffix.lower())) is not None:
-                return found
+            if (format := SUFFIXES.get(plain.suffix.lower())) is not None:
+                return format
         raise InvalidRequest(f"Give --format, one of {', '.join(Format)}, or a file with the suffix of one by --to.")
     if to is None and given not in _TEXTS and sys.stdout.isatty():
         raise InvalidRequest(f"{given.capitalize()} is not for a terminal; give --to, or redirect the output.")

@@ -56,7 +56,7 @@ class _Terminal(io.RawIOBase):
     def write(self, data: object, /) -> int:
         piece = memoryview(data)  # type: ignore[arg-type] # any buffer
         text = self._decoder.decode(bytes(piece))
-        shown = _ESCAPED.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+        shown = _ESCAPED.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
         self._file.write(shown.encode())
         return piece.nbytes
 

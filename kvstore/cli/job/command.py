@@ -57,13 +57,13 @@ def create(
 def ls(path: Directory, as_json: AsJson = False) -> None:
     """List the jobs with their offsets and counts."""
     with opened_store(path) as store:
-        found = [facts_of(store.job(name)) for name in store.list_jobs()]
+        jobs = [facts_of(store.job(name)) for name in store.list_jobs()]
     if as_json:
-        print_json(found)
+        print_json(jobs)
         return
     names = ["job", "table", "state", "offset"]
     counts = ["file_number", "loaded_rows", "filtered_rows", "failed_tasks"]
-    rows = [[*(each[name] for name in names), *(each["statistics"][name] for name in counts)] for each in found]
+    rows = [[*(each[name] for name in names), *(each["statistics"][name] for name in counts)] for each in jobs]
     print_table([*names, *counts], rows)
 
 

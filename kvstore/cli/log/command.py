@@ -27,13 +27,13 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
     """List the segments of a table's log, or of the logs of its buckets."""
     with opened_store(path) as store:
         table = store.table(name)
-        found = []
+        listed_segments = []
         for each in range(table.buckets) if bucket is None else [bucket]:
             log = table.bucket(each).handle.log
             for segment, stop in segments(log, Offset(table.offsets()[each][1])):
                 # Times never decrease from batch to batch.
                 times = [header.commit_timestamp for _, header in headers(segment, stop)]
-                found.append(
+                listed_segments.append(
                     {
                         "bucket": each,
                         "segment": segment.path.name,
@@ -45,7 +45,7 @@ def ls(path: Directory, name: TableName, bucket: BucketNumber = None, as_json: A
                         "last_time": time_text(times[-1]) if times else None,
                     }
                 )
-    print_records(list(found[0]), found, as_json=as_json)
+    print_records(list(listed_segments[0]), listed_segments, as_json=as_json)
 
 
 def show(
@@ -81,11 +81,11 @@ def show(
             raise OffsetOutOfRange("The log does not have this offset.", offset=start, log_start=first, log_end=end)
         batches = islice(log.batches(Offset(start), Offset(end)), limit)
         if records:
-            for found in batches:
-                _show_records(table, bucket or 0, found, origins, as_json=as_json)
+            for batch in batches:
+                _show_records(table, bucket or 0, batch, origins, as_json=as_json)
         elif as_json:
-            for found in batches:
-                print_json(_facts(found, origins))
+            for batch in batches:
+                print_json(_facts(batch, origins))
         else:
             _show_headers(batches, origins)
 
@@ -93,21 +93,23 @@ def show(
 def _show_headers(batches: Iterator[FoundBatch], origins: Origins) -> None:
     printed: AlignedRows | None = None
     # 100 at a time, so that columns are as wide as they need to be.
-    while rows := [_facts(found, origins) for found in islice(batches, 100)]:
+    while rows := [_facts(batch, origins) for batch in islice(batches, 100)]:
         printed = printed or AlignedRows(list(rows[0]), right=[isinstance(fact, int) for fact in rows[0].values()])
         printed.add([list(_in_words(facts).values()) for facts in rows])
 
 
-def _show_records(table: kvstore.Table, bucket: int, found: FoundBatch, origins: Origins, *, as_json: bool) -> None:
-    header = found.header
+def _show_records(table: kvstore.Table, bucket: int, logged: FoundBatch, origins: Origins, *, as_json: bool) -> None:
+    header = logged.header
     last = header.base_offset + header.record_count
     names = ["_log_offset", "_change_type", *table.schema.names]
     found_changes = table.changelog(header.base_offset, last, bucket, names)
     changes = [row for batch in found_changes for row in rows_of(batch)]
     if as_json:
-        print_json({**_facts(found, origins), "changes": [dict(zip(names, change, strict=True)) for change in changes]})
+        print_json(
+            {**_facts(logged, origins), "changes": [dict(zip(names, change, strict=True)) for change in changes]}
+        )
         return
-    print_facts(_in_words(_facts(found, origins)))
+    print_facts(_in_words(_facts(logged, origins)))
     print_line("")
     print_table(names, [[offset, ChangeType(word).short, *row] for offset, word, *row in changes])
     print_line("")
@@ -117,8 +119,8 @@ def _in_words(facts: dict[str, Any]) -> dict[str, Any]:
     return {name: ", ".join(fact) if isinstance(fact, list) else fact for name, fact in facts.items()}
 
 
-def _facts(found: FoundBatch, origins: Origins) -> dict[str, Any]:
-    header = found.header
+def _facts(batch: FoundBatch, origins: Origins) -> dict[str, Any]:
+    header = batch.header
     named = origins.writer(header.writer_id)
     return {
         "base_offset": header.base_offset,
@@ -135,6 +137,6 @@ def _facts(found: FoundBatch, origins: Origins) -> dict[str, Any]:
         "durable_end": header.durable_end,
         "magic": header.magic,
         "crc": f"{header.crc:08x}",
-        "segment": found.path.name,
-        "position": found.position,
+        "segment": batch.path.name,
+        "position": batch.position,
     }

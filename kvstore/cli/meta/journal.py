@@ -29,18 +29,18 @@ def ls(
     as_json: AsJson = False,
 ) -> None:
     """List the journals of the catalog's edits, or the edits in one."""
-    with browse_catalog(path) as found:
+    with browse_catalog(path) as browser:
         if journal is None:
             listed = [
                 {"journal": each.first, "last": each.last, "edits": each.edits, "name": each.name}
-                for each in found.segments()
+                for each in browser.segments()
             ]
             print_records(["journal", "last", "edits", "name"], listed, as_json=as_json)
             return
         names = ["txid", "time", "edit", "about"]
         printed = AlignedRows(names, right=[True])
         lines: list[dict[str, Any]] = []
-        for txid, data in found.edits(journal):
+        for txid, data in browser.edits(journal):
             facts = facts_of(txid, data)
             facts["about"] = facts["error"] if "error" in facts else _about(facts["payload"])
             lines.append({name: facts.get(name) for name in names})
@@ -61,8 +61,8 @@ def show(
 
     Exit code 1 if it is damaged, or a newer version wrote it.
     """
-    with browse_catalog(path) as found:
-        facts = facts_of(Txid(txid), found.edit(txid))
+    with browse_catalog(path) as browser:
+        facts = facts_of(Txid(txid), browser.edit(txid))
     if as_json:
         print_json(facts)
     else:

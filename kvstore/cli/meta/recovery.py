@@ -25,14 +25,14 @@ def recover(
 
     Exit code 1 if something is lost and nothing was written.
     """
-    found = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
-    facts = asdict(found)
-    facts |= {"quarantined": list(map(str, found.quarantined)), "quarantine": str(found.quarantine)}
+    recovered = recovery.recover(path, store_id_of(path), Files(), SystemClock(), write=write)
+    facts = asdict(recovered)
+    facts |= {"quarantined": list(map(str, recovered.quarantined)), "quarantine": str(recovered.quarantine)}
     if as_json:
         print_json(facts)
     else:
         lists = {name: facts.pop(name) for name in ("damaged", "gone", "restored", "quarantined")}
-        print_facts({**facts, "tables": ", ".join(found.tables)})
+        print_facts({**facts, "tables": ", ".join(recovered.tables)})
         for name, lines in lists.items():
             for line in lines:
                 print_line(f"{name.replace('_', ' ')}: {line}")
@@ -42,5 +42,5 @@ def recover(
             if write
             else "Nothing was written. Keep a copy of the directory, then run this with --metadata-failure-recovery."
         )
-    if found.gone and not write:
+    if recovered.gone and not write:
         raise typer.Exit(1)

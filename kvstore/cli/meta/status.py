@@ -34,31 +34,31 @@ def status(path: Directory, as_json: AsJson = False) -> None:
     Exit code 1 if there are warnings.
     """
     with opened_store(path) as store:
-        found, replicas = store.health(), store.replicas
-    images = [{**asdict(each), "created": time_text(each.created_ms)} for each in found.images]
+        health, replicas = store.health(), store.replicas
+    images = [{**asdict(each), "created": time_text(each.created_ms)} for each in health.images]
     for each in images:
         del each["created_ms"]
     facts = {
-        "txid": found.txid,
-        "edits_behind_image": found.edits_behind_image,
-        "journal_begins": found.segments[0] if found.segments else None,
-        "journal_segments": len(found.segments),
+        "txid": health.txid,
+        "edits_behind_image": health.edits_behind_image,
+        "journal_begins": health.segments[0] if health.segments else None,
+        "journal_segments": len(health.segments),
     }
     pushed = {name: f"{each.edits_shipped} of {each.edits}" for name, each in replicas.items()}
     if as_json:
-        held = [asdict(each) for each in found.held]
-        print_json({**facts, "pushed": pushed, "images": images, "held": held, "warnings": found.warnings})
+        held = [asdict(each) for each in health.held]
+        print_json({**facts, "pushed": pushed, "images": images, "held": held, "warnings": health.warnings})
     else:
         print_facts({**facts, **{f"pushed to {name}": count for name, count in pushed.items()}})
         print_line("")
         print_table(["image", "bytes", "created"], [list(each.values()) for each in images])
-        if found.held:
+        if health.held:
             print_line("")
             names = ["index", "bytes", "held_bytes", "pid", "commits", "since", "process_since"]
-            print_table(names, [_held_row(each) for each in found.held])
-        for warning in found.warnings:
+            print_table(names, [_held_row(each) for each in health.held])
+        for warning in health.warnings:
             print_line(f"warning: {warning}")
-    if not found.ok:
+    if not health.ok:
         raise typer.Exit(1)
 
 
@@ -78,16 +78,16 @@ def checkpoint(path: Directory, as_json: AsJson = False) -> None:
 def verify(path: ImagePath, as_json: AsJson = False) -> None:
     """Verify an image: every checksum, and that the catalog can be loaded from it."""
     try:
-        found = _image(path)
+        checked = _image(path)
     except StoreError as error:
         if as_json:
             print_json({"ok": False, "error": {"class": type(error).__name__, "message": str(error)}})
         raise
-    facts = _facts(found.head)
+    facts = _facts(checked.head)
     if as_json:
         print_json({"ok": True, **facts})
     else:
-        print_facts({**facts, "counts": ", ".join(f"{count} {kind}" for kind, count in found.head.counts.items())})
+        print_facts({**facts, "counts": ", ".join(f"{count} {kind}" for kind, count in checked.head.counts.items())})
 
 
 def dump(
@@ -99,11 +99,11 @@ def dump(
     as_json: AsJson = False,
 ) -> None:
     """Print the contents of an image, or of a store's current catalog; other processes may write the store."""
-    found = _catalog(path) if path.is_dir() else _image(path)
+    content = _catalog(path) if path.is_dir() else _image(path)
     if to is not None:
-        _save(found, to)
+        _save(content, to)
         return
-    records: Iterable[Head | Item] = [found.head, *image.items_of(found.state)]
+    records: Iterable[Head | Item] = [content.head, *image.items_of(content.state)]
     for record in records:
         fields = without_credentials(msgspec.to_builtins(record))
         if as_json:

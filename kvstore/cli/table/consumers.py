@@ -16,7 +16,7 @@ def consumers(path: Directory, as_json: AsJson = False) -> None:
     """
     with opened_store(path) as store:
         known, metrics = store.consumers, store.metrics("dict")
-    found: list[dict[str, Any]] = [
+    lags: list[dict[str, Any]] = [
         {
             "consumer": name,
             "table": table,
@@ -27,9 +27,9 @@ def consumers(path: Directory, as_json: AsJson = False) -> None:
         for table, offsets in sorted(tables.items())
     ]
     if as_json:
-        print_json(found)
+        print_json(lags)
     else:
-        print_table(["consumer", "table", "position", *_LAGS], [list(each.values()) for each in found])
+        print_table(["consumer", "table", "position", *_LAGS], [list(each.values()) for each in lags])
 
 
 _LAGS = {

@@ -40,23 +40,23 @@ def history(
     with opened(path) as store:
         table = store.table(name)
         (given,) = key_of(key, table).to_pylist()
-        found = table.history(given, start_of(start))
+        versions = table.history(given, start_of(start))
         names = table.primary_key or ()
     if as_json:
-        print_batches(found.to_batches(), found.schema, as_json=True)
-    elif found.num_rows:
-        _print(found, names)
-    begins = int(found.schema.metadata[LOG_START])
-    if not found.num_rows:
+        print_batches(versions.to_batches(), versions.schema, as_json=True)
+    elif versions.num_rows:
+        _print(versions, names)
+    begins = int(versions.schema.metadata[LOG_START])
+    if not versions.num_rows:
         print("kvstore: the log has no change of this key", file=sys.stderr)
     if begins:
         print(f"kvstore: the log begins at offset {begins}; earlier versions are gone", file=sys.stderr)
-    if not found.num_rows:
+    if not versions.num_rows:
         raise typer.Exit(1)
 
 
-def _print(found: pa.Table, key: tuple[str, ...]) -> None:
-    columns = {name: to_json(found.column(name).combine_chunks()) for name in found.schema.names}
+def _print(versions: pa.Table, key: tuple[str, ...]) -> None:
+    columns = {name: to_json(versions.column(name).combine_chunks()) for name in versions.schema.names}
     printed = AlignedRows(["offset", "time", "change", "writer", "epoch", "file", "what"], right=[True])
     printed.add([_line(dict(zip(columns, row, strict=True)), key) for row in zip(*columns.values(), strict=True)])
     printed.finish()

@@ -42,8 +42,8 @@ def get(
     """
     with opened(path) as store:
         table = store.table(name)
-        (found,) = table.lookup(key_of(key, table)).to_batches()
-    row = dict(zip(found.schema.names, rows_of(found)[0], strict=True))
+        (batch,) = table.lookup(key_of(key, table)).to_batches()
+    row = dict(zip(batch.schema.names, rows_of(batch)[0], strict=True))
     is_there = row.pop(FOUND)
     if as_json:
         print_json(row if is_there else None)

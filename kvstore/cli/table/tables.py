@@ -148,11 +148,11 @@ def create_table(
 def tables(path: Directory, as_json: AsJson = False) -> None:
     """List the tables of a store."""
     with opened(path) as store:
-        found = [_summary(store.table(name)) for name in store.list_tables()]
+        summaries = [_summary(store.table(name)) for name in store.list_tables()]
     if as_json:
-        print_json(found)
+        print_json(summaries)
     else:
-        rows = [[each["table"], _key_text(each["primary_key"]), *list(each.values())[2:]] for each in found]
+        rows = [[each["table"], _key_text(each["primary_key"]), *list(each.values())[2:]] for each in summaries]
         print_table(["table", "key", "buckets", "rows", "log_start", "log_end"], rows)
 
 
@@ -188,12 +188,12 @@ def describe(path: Directory, name: TableName, as_json: AsJson = False) -> None:
 def _consumers(table: kvstore.Table) -> list[dict[str, Any]]:
     consumers = table.consumers  # before the ends, so that no position is beyond them
     ends = [end for _, end in table.offsets().values()]
-    found = []
+    facts = []
     for name, offsets in consumers.items():
         behind = sum(end - offsets[bucket] for bucket, end in enumerate(ends))
         position = [offsets[bucket] for bucket in range(len(ends))]
-        found.append({"consumer": name, "position": position if len(ends) > 1 else position[0], "behind": behind})
-    return found
+        facts.append({"consumer": name, "position": position if len(ends) > 1 else position[0], "behind": behind})
+    return facts
 
 
 def _summary(table: kvstore.ReadTable) -> dict[str, Any]:

@@ -26,14 +26,14 @@ EDITS_SHOWN = 50
 
 def catalog_page(store: Path, query: Query) -> Page:
     """Images, segments of the journal, and the newest edits, or those before the edit ``before``."""
-    with browse_catalog(store) as found:
-        images = attempt(lambda: [_image(each) for each in found.images()])
-        segments = [asdict(each) for each in found.segments()]
+    with browse_catalog(store) as browser:
+        images = attempt(lambda: [_image(each) for each in browser.images()])
+        segments = [asdict(each) for each in browser.segments()]
         txids = [each[end] for each in segments for end in ("first", "last") if each[end] is not None]
         oldest, newest = (min(txids), max(txids)) if txids else (1, 0)
         top = min(newest, (query.number("before") or newest + 1) - 1)
         shown = range(top, max(oldest - 1, top - EDITS_SHOWN), -1)
-        listed = [_listed(found, each) for each in shown]
+        listed = [_listed(browser, each) for each in shown]
     facts = {
         "images": images,
         "journal": segments,
@@ -62,8 +62,8 @@ def edit_page(store: Path, query: Query) -> Page:
     txid = query.number("txid")
     if txid is None:
         raise InvalidRequest("Name an edit by `txid`.")
-    with browse_catalog(store) as found:
-        facts = _edit(found, txid)
+    with browse_catalog(store) as browser:
+        facts = _edit(browser, txid)
 
     def body() -> Html:
         if is_error(facts["content"]):
@@ -78,15 +78,15 @@ def edit_page(store: Path, query: Query) -> Page:
     return Page(f"Edit {txid:,} of the catalog", facts, body, line, url("/api/catalog/edit", txid=txid), tab="catalog")
 
 
-def _listed(found: CatalogBrowser, txid: int) -> dict[str, Any]:
+def _listed(browser: CatalogBrowser, txid: int) -> dict[str, Any]:
     try:
-        return _edit(found, txid)
+        return _edit(browser, txid)
     except StoreError as error:  # the others can still be shown
         return {"txid": txid, "content": error_facts(error)}
 
 
-def _edit(found: CatalogBrowser, txid: int) -> dict[str, Any]:
-    data = found.edit(txid)
+def _edit(browser: CatalogBrowser, txid: int) -> dict[str, Any]:
+    data = browser.edit(txid)
     try:
         edit = edits.decode(data)
     except CorruptData as error:
@@ -100,13 +100,13 @@ def _edit(found: CatalogBrowser, txid: int) -> dict[str, Any]:
     return {"txid": Txid(txid), "content": content}
 
 
-def _image(found: StoredImage) -> dict[str, Any]:
-    if found.head is None:
+def _image(stored_image: StoredImage) -> dict[str, Any]:
+    if stored_image.head is None:
         nothing = dict.fromkeys(("bytes", "created", "epoch", "leader"))
-        return {"txid": found.txid, **nothing, "checksums": printed(str(found.damage))}
-    head = found.head
+        return {"txid": stored_image.txid, **nothing, "checksums": printed(str(stored_image.damage))}
+    head = stored_image.head
     made = {"created": time_text(head.created_ms), "epoch": head.epoch, "leader": head.leader.name or None}
-    return {"txid": found.txid, "bytes": found.bytes, **made, "checksums": "valid"}
+    return {"txid": stored_image.txid, "bytes": stored_image.bytes, **made, "checksums": "valid"}
 
 
 def _images_html(images: Any) -> Html:

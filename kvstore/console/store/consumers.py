@@ -84,12 +84,12 @@ def _matches(words: str | None, *names: str) -> bool:
 
 
 def _readers(store: Store, words: str | None) -> list[Reader]:
-    found = [Reader(name, table, offsets, None)
+    readers = [Reader(name, table, offsets, None)
              for name, tables in store.consumers.items() for table, offsets in tables.items()]  # fmt: skip
-    found += [Reader(name, table, lease.offsets, lease)
+    readers += [Reader(name, table, lease.offsets, lease)
               for name, tables in store.leases.items() for table, lease in tables.items()]  # fmt: skip
     return sorted(
-        (each for each in found if _matches(words, each.name, each.table)), key=lambda each: (each.table, each.name)
+        (each for each in readers if _matches(words, each.name, each.table)), key=lambda each: (each.table, each.name)
     )
 
 
@@ -122,11 +122,11 @@ def _lag(each: Reader, definition: Definition, lags: Lags) -> dict[str, Any]:
 
 def _streams(store: Store, words: str | None) -> list[dict[str, Any]]:
     """Writers of epochs that a run counts, such as the streaming queries of Spark; ingestion jobs have no run."""
-    found = []
+    streams = []
     for table in store.list_tables():
         with suppress(NoSuchTable):  # it was dropped meanwhile
             opened = store.table(table)
-            found += [
+            streams += [
                 {
                     "writer": name,
                     "table": table,
@@ -138,7 +138,7 @@ def _streams(store: Store, words: str | None) -> list[dict[str, Any]]:
                 for name, writer in opened.writers.items()
                 if writer.kind == "epochs" and writer.run is not None and _matches(words, name, table)
             ]
-    return sorted(found, key=lambda each: (each["table"], each["writer"]))
+    return sorted(streams, key=lambda each: (each["table"], each["writer"]))
 
 
 def _readers_html(readers: list[dict[str, Any]]) -> Html:

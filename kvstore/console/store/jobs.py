@@ -24,21 +24,21 @@ def jobs_page(store: Store, query: Query) -> Page:
     """All jobs; ``page`` counts from 1."""
     names, number = store.list_jobs(), query.number("page", least=1) or 1
     first = (number - 1) * JOBS_SHOWN
-    found = [
+    jobs_shown = [
         {"job": name, "status": attempt(lambda name=name: job_facts(store, name))}  # type: ignore[misc]  # a default
         for name in names[first : first + JOBS_SHOWN]
     ]
-    facts = {"jobs_all": len(names), "jobs": found}
+    facts = {"jobs_all": len(names), "jobs": jobs_shown}
 
     def to(page: int) -> str | None:
         return url("/jobs", page=page) if page >= 1 and (page - 1) * JOBS_SHOWN < len(names) else None
 
     def body() -> Html:
         columns = ["job", "table", "state", "offset", "files", "rows loaded", "rows left out", "failed tasks"]
-        shown = grid("Jobs", columns, [_row(each) for each in found], right=[False] * 4 + [True] * 4)
+        shown = grid("Jobs", columns, [_row(each) for each in jobs_shown], right=[False] * 4 + [True] * 4)
         pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(names) > JOBS_SHOWN else None
         none = tag("p", "The store has no ingestion job; kvstore job create makes one.", class_="none")
-        return tag("div", shown if found else none, pages)
+        return tag("div", shown if jobs_shown else none, pages)
 
     return Page("Jobs", facts, body, command("job ls", store.path), url("/api/jobs", page=query.text("page")),
                 tab="jobs")  # fmt: skip

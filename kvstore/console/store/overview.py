@@ -30,7 +30,7 @@ READERS_SHOWN = 20
 def overview(store: Store, query: Query) -> Page:
     """The overview; ``q`` chooses tables by a part of their name, ``page`` counts from 1."""
     words, number = query.text("q"), query.number("page", least=1) or 1
-    found = matching(store, words)
+    tables_found = matching(store, words)
     first = (number - 1) * TABLES_SHOWN
     replicas = attempt(lambda: _replicas(store))
     jobs = attempt(lambda: _jobs(store))
@@ -42,19 +42,19 @@ def overview(store: Store, query: Query) -> Page:
             "disk_free_bytes": _free_bytes(store),
         },
         "attention": _attention(store, replicas, jobs),
-        "tables": [summary(each, SAMPLES) for each in definitions(store, found[first : first + TABLES_SHOWN])],
-        "tables_found": len(found),
+        "tables": [summary(each, SAMPLES) for each in definitions(store, tables_found[first : first + TABLES_SHOWN])],
+        "tables_found": len(tables_found),
         "consumers": attempt(lambda: _consumers(store)),
         "replicas": replicas,
         "jobs": jobs,
     }
 
     def to(page: int) -> str | None:
-        shown = page >= 1 and (page - 1) * TABLES_SHOWN < len(found)
+        shown = page >= 1 and (page - 1) * TABLES_SHOWN < len(tables_found)
         return url("/", q=words, page=page) if shown else None
 
     def body() -> Html:
-        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(found) > TABLES_SHOWN else None
+        pages = pager(Previous=to(number - 1), Next=to(number + 1)) if len(tables_found) > TABLES_SHOWN else None
         return tag(
             "div",
             _attention_html(facts["attention"]),
@@ -85,14 +85,14 @@ def _free_bytes(store: Store) -> int | None:
 
 def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
     """What needs attention, and what to do."""
-    found: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
     try:
-        found += [{"what": warning, "do": command("meta status", store.path)} for warning in store.health().warnings]
+        problems += [{"what": warning, "do": command("meta status", store.path)} for warning in store.health().warnings]
     except StoreError as error:
-        found.append({"what": str(error), "do": command("check", store.path)})
+        problems.append({"what": str(error), "do": command("check", store.path)})
     for each in [] if is_error(replicas) else replicas:
         if each["findings"]:
-            found.append(
+            problems.append(
                 {
                     "what": f"Replica {each['replica']} is not whole: its last check has {_count(each['findings'])}.",
                     "do": command("replica repair", store.path, each["replica"]),
@@ -101,8 +101,8 @@ def _attention(store: Store, replicas: Any, jobs: Any) -> list[dict[str, Any]]:
     for each in [] if is_error(jobs) else jobs:
         if each["state"] == "paused":
             what = f"Job {each['job']} is paused: {_short(each['reason'])}"
-            found.append({"what": what, "do": command("job resume", store.path, each["job"])})
-    return found
+            problems.append({"what": what, "do": command("job resume", store.path, each["job"])})
+    return problems
 
 
 def _count(findings: int) -> str:
@@ -133,11 +133,11 @@ def _replicas(store: Store) -> list[dict[str, Any]]:
 
 
 def _jobs(store: Store) -> list[dict[str, Any]]:
-    found = []
+    jobs = []
     for name in store.list_jobs():
         job = store.job(name)
         status = job.show()
-        found.append(
+        jobs.append(
             {
                 "job": name,
                 "table": job.table,
@@ -146,16 +146,16 @@ def _jobs(store: Store) -> list[dict[str, Any]]:
                 "reason": status.reason,
             }
         )
-    return found
+    return jobs
 
 
-def _attention_html(found: list[dict[str, Any]]) -> Html:
-    if not found:
+def _attention_html(problems: list[dict[str, Any]]) -> Html:
+    if not problems:
         return tag("p", tag("strong", "All is well."), " Nothing needs attention.", class_="well")
     return tag(
         "section",
-        tag("h2", f"Needs attention ({len(found)})"),
-        tag("ul", [tag("li", each["what"], tag("br"), tag("code", each["do"])) for each in found]),
+        tag("h2", f"Needs attention ({len(problems)})"),
+        tag("ul", [tag("li", each["what"], tag("br"), tag("code", each["do"])) for each in problems]),
         class_="attention",
         aria_label="Needs attention",
     )
@@ -185,14 +185,14 @@ def _search(words: str | None) -> Html:
 
 
 def _tables_html(facts: dict[str, Any], words: str | None) -> Html:
-    found = facts["tables"]
-    if not found:
+    tables = facts["tables"]
+    if not tables:
         why = "No table has this in its name." if words else "The store has no tables; kvstore create makes one."
         return tag("p", why, class_="none")
     return grid(
         "Tables",
         ["table", "key", "buckets", "rows", "changes kept", "log", "index", "changes over time", "last change"],
-        [_table_row(each) for each in found],
+        [_table_row(each) for each in tables],
         right=[False, False, True, True, True, True, True],
     )
 
@@ -226,17 +226,17 @@ def _table_row(each: dict[str, Any]) -> list[Any]:
 
 def _readers_html(facts: dict[str, Any]) -> list[Html]:
     shown = []
-    for title, found in (("Consumers", facts["consumers"]), ("Replicas", facts["replicas"]), ("Jobs", facts["jobs"])):
+    for title, readers in (("Consumers", facts["consumers"]), ("Replicas", facts["replicas"]), ("Jobs", facts["jobs"])):
         heading = tag("h2", tag("a", title, href=f"/{title.lower()}"))
-        if is_error(found):
-            shown.append(tag("section", heading, error_box(found)))
-        elif found:
-            rows = [list(map(_short, each.values())) for each in found[:READERS_SHOWN]]
+        if is_error(readers):
+            shown.append(tag("section", heading, error_box(readers)))
+        elif readers:
+            rows = [list(map(_short, each.values())) for each in readers[:READERS_SHOWN]]
             names, numbers = (
-                [name.replace("_", " ") for name in found[0]],
-                [isinstance(cell, int) for cell in found[0].values()],
+                [name.replace("_", " ") for name in readers[0]],
+                [isinstance(cell, int) for cell in readers[0].values()],
             )
-            more = len(found) - len(rows)
+            more = len(readers) - len(rows)
             note = tag("p", f"and {more:,} more", class_="note") if more else None
             shown.append(tag("section", heading, grid(title, names, rows, right=numbers), note))
     return shown

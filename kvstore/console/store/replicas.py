@@ -29,17 +29,19 @@ OBJECTS_READ = 20_000
 
 def replicas_page(store: Store, _: Query) -> Page:
     """All replicas."""
-    found: Any = attempt(lambda: [{"name": name, **each.to_json()} for name, each in store.replicas.items()])
+    replicas: Any = attempt(lambda: [{"name": name, **each.to_json()} for name, each in store.replicas.items()])
 
     def body() -> Html:
-        if is_error(found):
-            return error_box(found)
-        if not found:
+        if is_error(replicas):
+            return error_box(replicas)
+        if not replicas:
             return tag("p", "The store has no replica; kvstore replica add registers one.", class_="none")
         names = ["replica", "URL", "as of", "lag in changes", "lag in edits", "last check", "findings"]
-        return grid("Replicas", names, [_row(each) for each in found], right=[False] * 3 + [True] * 2 + [False, True])
+        return grid(
+            "Replicas", names, [_row(each) for each in replicas], right=[False] * 3 + [True] * 2 + [False, True]
+        )
 
-    return Page("Replicas", {"replicas": found}, body, command("replica ls", store.path), "/api/replicas",
+    return Page("Replicas", {"replicas": replicas}, body, command("replica ls", store.path), "/api/replicas",
                 tab="replicas")  # fmt: skip
 
 
@@ -119,15 +121,15 @@ def _table_name(store: Store, id: int) -> str | None:
         return None
 
 
-def _objects(found: StreamObjects) -> dict[str, Any]:
+def _objects(stream: StreamObjects) -> dict[str, Any]:
     return {
-        "start": found.shipped.start,
-        "end": found.shipped.end,
-        "objects_all": len(found.sizes),
-        "cut": found.missing is None,
-        "bytes": sum(found.sizes.values()),
-        "missing": found.missing or [],
-        "objects": [_object(*each) for each in list(found.sizes.items())[-OBJECTS_SHOWN:]],
+        "start": stream.shipped.start,
+        "end": stream.shipped.end,
+        "objects_all": len(stream.sizes),
+        "cut": stream.missing is None,
+        "bytes": sum(stream.sizes.values()),
+        "missing": stream.missing or [],
+        "objects": [_object(*each) for each in list(stream.sizes.items())[-OBJECTS_SHOWN:]],
     }
 
 
@@ -143,7 +145,7 @@ def _object(name: ObjectName, size: int) -> dict[str, Any]:
 
 
 def _row(each: dict[str, Any]) -> list[Content]:
-    found = len(each["findings"])
+    count = len(each["findings"])
     return [
         tag("a", each["name"], href=url("/replicas/replica", name=each["name"])),
         each["url"],
@@ -151,22 +153,22 @@ def _row(each: dict[str, Any]) -> list[Content]:
         f"{each['behind']:,}",
         f"{each['edits_behind']:,}",
         each["checked"] or "never",
-        tag("strong", f"{found:,}") if found else "0",
+        tag("strong", f"{count:,}") if count else "0",
     ]
 
 
 def _findings_html(facts: dict[str, Any], store: Store) -> Html:
-    found = facts["findings"]
-    if not found:
+    findings_all = facts["findings"]
+    if not findings_all:
         words = "The last check found nothing wrong." if facts["checked"] else "It was never checked."
         do = tag("code", command("replica check", store.path, facts["name"]))
         return tag("p", tag("strong", "No findings. "), words, " ", do, class_="well" if facts["checked"] else "note")
-    rows = [_finding(msgspec.convert(each, Finding)) for each in found[:FINDINGS_SHOWN]]
+    rows = [_finding(msgspec.convert(each, Finding)) for each in findings_all[:FINDINGS_SHOWN]]
     repair = command("replica repair", store.path, facts["name"])
-    more = f" The first {FINDINGS_SHOWN}:" if len(found) > FINDINGS_SHOWN else ""
+    more = f" The first {FINDINGS_SHOWN}:" if len(findings_all) > FINDINGS_SHOWN else ""
     return tag(
         "section",
-        tag("h2", f"Findings of the last check ({len(found):,})"),
+        tag("h2", f"Findings of the last check ({len(findings_all):,})"),
         tag("p", f"The replica is not whole.{more} ", tag("code", repair)),
         grid("Findings", ["finding", "stream", "offsets", "object"], rows),
         class_="attention",
@@ -222,31 +224,31 @@ def _stream_row(each: dict[str, Any], name: str) -> list[Content]:
     ]
 
 
-def _objects_html(found: Any, place: str) -> Html:
+def _objects_html(objects: Any, place: str) -> Html:
     title = tag("h2", "Objects of ", tag("code", place))
-    if is_error(found):
-        return tag("section", title, error_box(found))
+    if is_error(objects):
+        return tag("section", title, error_box(objects))
     rows: list[list[Content]] = [
         [each["object"], each["kind"], f"{each['start']:,}", f"{each['end']:,}", each["leader_epoch"],
          size_text(each["bytes"])]
-        for each in reversed(found["objects"])
+        for each in reversed(objects["objects"])
     ]  # fmt: skip
-    about = f"{found['objects_all']:,} objects, {size_text(found['bytes'])}, as the replica lists them now."
-    if found["cut"]:
+    about = f"{objects['objects_all']:,} objects, {size_text(objects['bytes'])}, as the replica lists them now."
+    if objects["cut"]:
         about = f"The first {OBJECTS_READ:,} objects only; holes are not computed."
-    if len(found["objects"]) < found["objects_all"]:
-        about += f" Those with the last offsets, {len(found['objects'])}:"
-    ranges = [Part(each["start"], each["end"], "shipped") for each in found["objects"] if each["kind"] == "range"]
-    missing = [Part(start, stop, "missing") for start, stop in found["missing"]]
+    if len(objects["objects"]) < objects["objects_all"]:
+        about += f" Those with the last offsets, {len(objects['objects'])}:"
+    ranges = [Part(each["start"], each["end"], "shipped") for each in objects["objects"] if each["kind"] == "range"]
+    missing = [Part(start, stop, "missing") for start, stop in objects["missing"]]
     words = "Offsets without an object: " + (
-        ", ".join(f"{start:,}–{stop - 1:,}" for start, stop in found["missing"][:20]) or "none"
+        ", ".join(f"{start:,}–{stop - 1:,}" for start, stop in objects["missing"][:20]) or "none"
     )
     names = ["object", "kind", "start", "end", "leader epoch", "size"]
     return tag(
         "section",
         title,
         tag("p", about, class_="note"),
-        line(found["start"], found["end"], [*ranges, *missing], words),
+        line(objects["start"], objects["end"], [*ranges, *missing], words),
         tag("p", words, class_="note"),
         grid("Objects", names, rows, right=[False, False, True, True, True, True]),
     )

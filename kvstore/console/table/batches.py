@@ -79,18 +79,18 @@ def origin_words(facts: dict[str, Any]) -> list[Content]:
     return [each for each in words if each is not None]
 
 
-def batch_html(batch: Batch, definition: Definition, bucket: int, found: Stretch) -> Html:
+def batch_html(batch: Batch, definition: Definition, bucket: int, stretch: Stretch) -> Html:
     """A batch with the changes that are shown."""
     facts, header = batch_facts(batch), batch.header
     first = batch.versions[0] if batch.versions else None
     halves = 1 if first is not None and first.before is not None and first.after is not None else 0
-    before, after = header.base_offset < found.start - halves, header.last_offset >= found.stop
+    before, after = header.base_offset < stretch.start - halves, header.last_offset >= stretch.stop
     elsewhere = [word for word, there in (("before", before), ("after", after)) if there]
     several = header.last_offset > header.base_offset
     offsets = f"{header.base_offset:,}–{header.last_offset:,}" if several else f"{header.base_offset:,}"
     count = "1 change record" if header.record_count == 1 else f"{header.record_count:,} change records"
     where = url(f"/tables/{definition.id}/batch", bucket=bucket, offset=header.last_offset)
-    undo = _undo_link(batch, definition, bucket, found)
+    undo = _undo_link(batch, definition, bucket, stretch)
     about: list[Content] = [facts["time"], *origin_words(facts), f"{header.size:,} bytes", f"schema {header.schema_id}"]
     if not header.record_count:
         count = "empty"
@@ -112,14 +112,14 @@ def batch_html(batch: Batch, definition: Definition, bucket: int, found: Stretch
     )
 
 
-def _undo_link(batch: Batch, definition: Definition, bucket: int, found: Stretch) -> Html | None:
+def _undo_link(batch: Batch, definition: Definition, bucket: int, stretch: Stretch) -> Html | None:
     header = batch.header
-    if definition.primary_key is None or not header.record_count or header.base_offset < found.log_start:
+    if definition.primary_key is None or not header.record_count or header.base_offset < stretch.log_start:
         return None
     places = {"start": header.base_offset, "end": header.next_offset}
     if definition.buckets > 1:  # nothing of the others
         given = {
-            name: json_text({str(each): at if each == bucket else end for each, end in enumerate(found.ends)})
+            name: json_text({str(each): at if each == bucket else end for each, end in enumerate(stretch.ends)})
             for name, at in places.items()
         }
     else:
@@ -142,12 +142,12 @@ def batch_page(store: Store, definition: Definition, query: Query) -> Page:
     first, end = table.offsets()[bucket]
     if not first <= offset < end:
         raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
-    found = next(table.bucket(bucket).log.batches(offset, offset + 1))
-    header = found.header
+    logged = next(table.bucket(bucket).log.batches(offset, offset + 1))
+    header = logged.header
     path, kept = f"/tables/{definition.id}/batch", {"bucket": query.text("bucket")}
-    facts = batch_facts(Batch(found))
+    facts = batch_facts(Batch(logged))
     del facts["changes"]
-    facts = {"id": definition.id, "table": definition.name, "bucket": bucket, **facts, "header": _fields(found)}
+    facts = {"id": definition.id, "table": definition.name, "bucket": bucket, **facts, "header": _fields(logged)}
 
     def body() -> Html:
         rows = [
@@ -157,7 +157,7 @@ def batch_page(store: Store, definition: Definition, query: Query) -> Page:
         previous = url(path, **kept, offset=header.base_offset - 1) if header.base_offset > first else None
         following = url(path, **kept, offset=header.next_offset) if header.next_offset < end else None
         changes = url(f"/tables/{definition.id}/changes", bucket=bucket, start=max(first, header.base_offset))
-        where = f"{facts['time']}, {header.size:,} bytes at byte {found.position:,} of {found.path.name}"
+        where = f"{facts['time']}, {header.size:,} bytes at byte {logged.position:,} of {logged.path.name}"
         return tag(
             "div",
             tag("ul", [tag("li", each) for each in (where, *origin_words(facts))], class_="about"),
@@ -172,12 +172,12 @@ def batch_page(store: Store, definition: Definition, query: Query) -> Page:
     return Page(f"Batch at offset {header.base_offset:,}", facts, body, line, api, definition, "changes")
 
 
-def _fields(found: LoggedBatch) -> list[dict[str, Any]]:
+def _fields(logged: LoggedBatch) -> list[dict[str, Any]]:
     """The fields of a header in the order of their bytes."""
-    layout, at, fields = LAYOUTS[found.header.magic], 0, []
+    layout, at, fields = LAYOUTS[logged.header.magic], 0, []
     for name, kind in zip(layout.names, layout.format.removeprefix("<"), strict=False):
         size = struct.calcsize(f"<{kind}")
-        data = bytes(found.data[at : at + size])
+        data = bytes(logged.data[at : at + size])
         (value,) = struct.unpack(f"<{kind}", data)
         fields.append({"field": name, "position": at, "hex": data.hex(" "), "value": value, "meaning": _MEANINGS[name]})
         at += size

@@ -45,12 +45,12 @@ def certify(
     is_known = True
     for key, (operations, judge) in parts.items():
         try:
-            found = search(operations, judge, budget)
+            result = search(operations, judge, budget)
         except OutOfSteps:
             is_known = False
             continue
-        if found.violated_at is not None:
-            violations[key] = partial(_smallest, operations, judge, found, found.violated_at, steps_max)
+        if result.violated_at is not None:
+            violations[key] = partial(_smallest, operations, judge, result, result.violated_at, steps_max)
     return Verdict(sum(len(operations) for operations, _ in parts.values()), violations, is_known=is_known)
 
 
@@ -63,13 +63,13 @@ def _parts(
         return {None: (judged, Register(judged))}
     if model == "map":
         registers = by_key(operation for operation in operations if is_judged(operation))
-        return {key: (found, Register(found)) for key, found in registers.items()}
+        return {key: (operations_of_key, Register(operations_of_key)) for key, operations_of_key in registers.items()}
     if isinstance(model, (str, type)) or not (hasattr(model, "initial") and hasattr(model, "step")):
         raise InvalidRequest(f"A model is 'register', 'map', or an object with `initial` and `step`; not {model!r}.")
     return {None: ([operation for operation in operations if operation.type != "fail"], model)}
 
 
 def _smallest(
-    operations: Sequence[Operation], model: HistoryModel, found: Found, violated_at: float, steps: int | None
+    operations: Sequence[Operation], model: HistoryModel, result: Found, violated_at: float, steps: int | None
 ) -> list[Operation]:
-    return Shrinking(operations, model, violated_at=violated_at, states=found.states, steps=steps).smallest()
+    return Shrinking(operations, model, violated_at=violated_at, states=result.states, steps=steps).smallest()

@@ -86,7 +86,7 @@ def by_key(operations: Iterable[Operation]) -> dict[Hashable, list[Operation]]:
     Raises:
         InvalidRequest: A value is no such pair, or an end has another key than its invocation.
     """
-    found: dict[Hashable, list[Operation]] = {}
+    operations_of: dict[Hashable, list[Operation]] = {}
     for operation in operations:
         key, value = _pair(operation.value, operation, "(key, value)")
         frozen = frozen_value(key)
@@ -97,8 +97,8 @@ def by_key(operations: Iterable[Operation]) -> dict[Hashable, list[Operation]]:
                 raise InvalidRequest(f"An operation of key {key!r} ends with key {result_key!r}.{_place(operation)}")
         elif operation.type == "ok" and operation.f == "read":
             raise InvalidRequest(f"The value of a read's end is (key, value), not None.{_place(operation)}")
-        found.setdefault(frozen, []).append(replace(operation, value=value, result=result))
-    return found
+        operations_of.setdefault(frozen, []).append(replace(operation, value=value, result=result))
+    return operations_of
 
 
 def frozen_value(value: Any) -> Hashable:

@@ -130,9 +130,9 @@ def _in_turn(records: list[tuple[float, int, Record]]) -> Iterable[tuple[float, 
     for _, same_time in groupby(records, key=lambda item: item[0]):
         waiting = list(same_time)
         while waiting:
-            found = waiting.pop(max(range(len(waiting)), key=lambda place: (_fits(waiting[place][2], opened), -place)))
-            opened = found[2] if found[2]["type"] == "invoke" else None
-            yield found
+            record = waiting.pop(max(range(len(waiting)), key=lambda place: (_fits(waiting[place][2], opened), -place)))
+            opened = record[2] if record[2]["type"] == "invoke" else None
+            yield record
 
 
 def _fits(record: Record, opened: Record | None) -> int:

@@ -157,8 +157,8 @@ class Recorder:
             is_refused = f == "read" or (isinstance(error, _NOTHING_WRITTEN) and not isinstance(error, StoreReplaced))
             self._record(process, "fail" if is_refused else "info", f, [key, value], type(error).__name__)
             raise
-        type_, found = outcome(answer)
-        self._record(process, type_, f, [key, found])
+        type_, result = outcome(answer)
+        self._record(process, type_, f, [key, result])
         return answer
 
     def _record(self, process: str, type: str, f: str, value: Any, error: str | None = None) -> None:

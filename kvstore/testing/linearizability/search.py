@@ -204,21 +204,21 @@ class _Search:
         open_ones = [node.end, *(place for place in self._open[node.end] if not node.done & self._slot[place])]
         opened = [effects[self._ending[place]] for place in open_ones]
         if any(effect.lacks == (node.state,) for effect in opened):
-            found = set(range(self._begun[node.end]))
+            places = set(range(self._begun[node.end]))
         else:
-            found = set()
+            places = set()
             wanted = list({effect.sees[0] for effect in opened if effect.sees})
             seen = set(wanted)
             while wanted:
                 for place in self._setting.get(wanted.pop(), ()):
                     if place >= self._begun[node.end]:
                         break
-                    found.add(place)
+                    places.add(place)
                     for value in effects[self._endless[place]].sees:
                         if value not in seen and not node.used >> place & 1:
                             seen.add(value)
                             wanted.append(value)
-        return [place for place in sorted(found) if (twin := self._twins[place]) is None or node.used >> twin & 1]
+        return [place for place in sorted(places) if (twin := self._twins[place]) is None or node.used >> twin & 1]
 
     def _step(self, state: Hashable, operation: Operation) -> tuple[Hashable, ...]:
         self._budget.take()

@@ -87,8 +87,8 @@ class Shrinking:
                 ordered = sorted(places, reverse=is_backward)
                 for first in range(0, len(ordered), size):
                     fewer = self._without(places, frozenset(ordered[first : first + size]))
-                    if len(fewer) < len(places) and (found := self._violated_at(fewer, end)) is not None:
-                        places, end = self._until(fewer, found), found
+                    if len(fewer) < len(places) and (earlier := self._violated_at(fewer, end)) is not None:
+                        places, end = self._until(fewer, earlier), earlier
                 if size == 1 and len(places) == count:
                     break
                 size = max(1, size // 2)
@@ -100,8 +100,8 @@ class Shrinking:
         size = _FIRST_SIZE
         while size < len(self._operations):
             places = self._closed(frozenset(sorted(self._whole)[-size:]))
-            if (found := self._violated_at(places, self._end)) is not None:
-                return self._until(places, found), found
+            if (latest := self._violated_at(places, self._end)) is not None:
+                return self._until(places, latest), latest
             size *= 2
         return self._whole, self._end
 
@@ -145,23 +145,23 @@ class _Sources:
 
     def closed(self, places: Places) -> Places:
         """Operations with what they need, and what that needs."""
-        found = set(places)
+        closure = set(places)
         waiting = sorted(places)
         while waiting:
             place = waiting.pop()
-            for source in self._lacking(place, found):
-                found.add(source)
+            for source in self._lacking(place, closure):
+                closure.add(source)
                 waiting.append(source)
-        return frozenset(found)
+        return frozenset(closure)
 
     def without(self, places: Places, group: Places) -> Places:
         """Operations without some, and without those that need one that is left out."""
-        found = set(places - group)
+        rest = set(places - group)
         while True:
-            lacking = [place for place in found if next(iter(self._lacking(place, set(found))), None) is not None]
+            lacking = [place for place in rest if next(iter(self._lacking(place, set(rest))), None) is not None]
             if not lacking:
-                return frozenset(found)
-            found.difference_update(lacking)
+                return frozenset(rest)
+            rest.difference_update(lacking)
 
     def _lacking(self, place: int, places: set[int]) -> Iterable[int]:
         """What an operation needs and a part lacks; the part may grow meanwhile."""
@@ -192,7 +192,7 @@ class _Sources:
         if effect.sees:
             setting = self._setting.get(effect.sees[0], [])
         else:
-            setting = sorted(p for value, found in self._setting.items() if value != effect.lacks[0] for p in found)
+            setting = sorted(p for value, writers in self._setting.items() if value != effect.lacks[0] for p in writers)
         return [p for p in reversed(setting) if p != place and self._operations[p].start <= end]
 
 

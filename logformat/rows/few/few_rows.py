@@ -160,13 +160,13 @@ class FewRowsCodec:
                 for row in range(rows.num_rows):
                     nulls_of[row] |= (nulls >> row & 1) << nth
         deletes = is_delete.to_pylist() if is_delete.true_count else [False] * rows.num_rows
-        found = []
+        operations = []
         for deleted, nulls, *cells in zip(deletes, nulls_of, *columns, strict=True):
             operation = self._delete(cells[: len(self._key)]) if deleted else self._upsert(cells, nulls)
             if operation is None:
                 return None
-            found.append(operation)
-        return found
+            operations.append(operation)
+        return operations
 
     def received(self, key: Cells, value: bytes | None) -> Operation | None:
         """The operation of a key's cells and a value to store, as another process sends them; None for other bytes."""
@@ -176,13 +176,13 @@ class FewRowsCodec:
         if code is None or value is None:
             return None if code is None else Operation(code, key, None, 0)
         try:
-            found = self.hash_of(code, value)
+            hash_found = self.hash_of(code, value)
             columns, _ = self.columns([(key, value)])
             for nth in self._strings:
                 columns[nth][0].decode()
         except (CorruptData, UnicodeDecodeError):
             return None
-        return None if found is None else Operation(code, key, value, found)
+        return None if hash_found is None else Operation(code, key, value, hash_found)
 
     def code_of(self, key: Cells, place: int) -> bytes:
         """The part of an encoded key that is one of its columns."""
@@ -196,10 +196,10 @@ class FewRowsCodec:
         """
         if len(value) < WORD or len(value) % WORD:
             raise CorruptData("A stored row is cut short; run `kvstore check`.", bytes=len(value))
-        found = self._hash(code, len(code), value, len(value))
-        if found & CHECKSUM_BITS != int.from_bytes(value[:4], "little"):
+        hash_found = self._hash(code, len(code), value, len(value))
+        if hash_found & CHECKSUM_BITS != int.from_bytes(value[:4], "little"):
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
-        return found if value[4:6] == self._schema_bytes else None
+        return hash_found if value[4:6] == self._schema_bytes else None
 
     def place_of(self, name: str) -> CellPlace | None:
         """Where stored values have the cell of a column outside the key; None if cells of it differ in length."""
@@ -229,7 +229,7 @@ class FewRowsCodec:
         Raises:
             CorruptData: A value does not fit the schema.
         """
-        found, bitmaps = [], []
+        row_cells, bitmaps = [], []
         for key, value in rows:
             value = value or self._null_value
             place = self._fixed.size
@@ -243,8 +243,8 @@ class FewRowsCodec:
             if place > len(value):
                 raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
             bitmaps.append(nulls)
-            found.append((*key, *cells))
-        columns = list(zip(*found, strict=True)) or [()] * len(self._names)
+            row_cells.append((*key, *cells))
+        columns = list(zip(*row_cells, strict=True)) or [()] * len(self._names)
         if bitmaps.count(self._no_nulls) == len(bitmaps):
             return [columns[nth] for nth in self._in_order], self._all_there
         nulls_of = [0] * len(self._names)
@@ -286,8 +286,8 @@ class FewRowsCodec:
     def _stored(self, code: bytes, key: Cells, value: bytes) -> Operation:
         """The operation that stores a value, which is not padded and has no checksum."""
         value += _PADDINGS[len(value) % WORD]
-        found = self._hash(code, len(code), value, len(value))
-        return Operation(code, key, (found & CHECKSUM_BITS).to_bytes(4, "little") + value[4:], found)
+        hash_found = self._hash(code, len(code), value, len(value))
+        return Operation(code, key, (hash_found & CHECKSUM_BITS).to_bytes(4, "little") + value[4:], hash_found)
 
     def _delete(self, key: Sequence[bytes]) -> Operation | None:
         code = self._code(key)

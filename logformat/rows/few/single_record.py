@@ -110,16 +110,16 @@ def _elements(kind: pa.DataType) -> Callable[[bytes], list[Any]]:
         convert = _of_bytes(kind)
 
         def decode_variable(stored: bytes) -> list[Any]:
-            found, start = [], _first_element(stored)
+            elements, start = [], _first_element(stored)
             first = start
             for (end,) in _COUNT.iter_unpack(stored[_COUNT.size : first]):
                 null, length = _VARIABLE.unpack_from(stored, start)
                 start += _VARIABLE.size
                 if start + length != first + end:
                     raise CorruptData("A stored list's lengths do not add up; run `kvstore check`.")
-                found.append(None if null else convert(stored[start : first + end]))
+                elements.append(None if null else convert(stored[start : first + end]))
                 start = first + end
-            return found
+            return elements
 
         return decode_variable
     known = column_type(kind)

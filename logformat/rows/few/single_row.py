@@ -99,8 +99,8 @@ class SingleRowCodec:
         """
         verify = self._verify
         if verify is None:
-            found, stored = hasher(len(code), len(value))(code, value)
-            if found & CHECKSUM_BITS != stored:
+            computed, stored = hasher(len(code), len(value))(code, value)
+            if computed & CHECKSUM_BITS != stored:
                 raise _wrong_checksum(key)
         elif not verify(code, len(code), value, len(value)):
             raise _wrong_checksum(key)
@@ -131,8 +131,8 @@ class SingleRowCodec:
             raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=schema_id)
         others = [name for name in schema.names if name not in self._key]
         record = SingleRecord([schema.field(name).type for name in others], _HEAD_BYTES)
-        found = self._rows[schema_id] = record.decode, _in_order(self._names, [*self._key, *others])
-        return found
+        decoder = self._rows[schema_id] = record.decode, _in_order(self._names, [*self._key, *others])
+        return decoder
 
     def _given(self, key: Any) -> Sequence[Any]:
         return key if type(key) is tuple else tuple(map(key.get, self._key)) if type(key) is dict else (key,)

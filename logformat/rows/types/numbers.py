@@ -31,8 +31,8 @@ def _float_column(values: list[Any], stored: pa.DataType, kinds: set[type]) -> p
     if column is not wide and not pc.is_inf(column).equals(pc.is_inf(wide)):
         raise SchemaMismatch("A number is too large for the column.")
     if whole:
-        for value, found in zip(values, column.to_pylist(), strict=True):
-            if isinstance(value, _WHOLE) and int(value) != found:
+        for value, stored_value in zip(values, column.to_pylist(), strict=True):
+            if isinstance(value, _WHOLE) and int(value) != stored_value:
                 raise SchemaMismatch("No float of the column equals this integer.", value=value)
     return column
 

@@ -111,15 +111,15 @@ def _number_in(text: str | None, form: re.Pattern[str]) -> int | None:
     """Nanoseconds that a text says."""
     if text is None:
         return None
-    found = form.fullmatch(text)
-    if found is None:
+    match = form.fullmatch(text)
+    if match is None:
         example = "PT1.5S" if form is _DURATION else "23:59:59.999"
         raise SchemaMismatch(f"A value does not have the form {example}.", given=text[:50])
-    fraction = int((found[found.re.groups] or "").ljust(9, "0"))
+    fraction = int((match[match.re.groups] or "").ljust(9, "0"))
     if form is _DURATION:
-        number = int(found[2]) * 10**9 + fraction
-        return -number if found[1] else number
-    return ((int(found[1]) * 60 + int(found[2])) * 60 + int(found[3])) * 10**9 + fraction
+        number = int(match[2]) * 10**9 + fraction
+        return -number if match[1] else number
+    return ((int(match[1]) * 60 + int(match[2])) * 60 + int(match[3])) * 10**9 + fraction
 
 
 def _time_of(kind: pa.DataType) -> ValueOf:
@@ -190,8 +190,8 @@ def _units(kind: pa.DataType) -> Callable[[dt.timedelta], int | None]:
 
     def units_of(given: dt.timedelta) -> int | None:
         number, rest = divmod(given.microseconds * per_second, 10**6)
-        found = (given.days * _DAY_SECONDS + given.seconds) * per_second + number
-        return None if rest or found == _NAT else found
+        number_of_units = (given.days * _DAY_SECONDS + given.seconds) * per_second + number
+        return None if rest or number_of_units == _NAT else number_of_units
 
     return units_of
 
