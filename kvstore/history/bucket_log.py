@@ -141,10 +141,10 @@ class BucketLog:
             OffsetOutOfRange: The segment has expired.
             CorruptBatch: It is missing, or its head or its first batch is damaged.
         """
-        found = self._files.segment(segment.start)
+        stored = self._files.segment(segment.start)
         is_empty = segment.end <= segment.start
-        first = None if is_empty else found.batch_at(Position(HEAD_BYTES), segment.start).header.commit_timestamp
-        return SegmentContent(found.bytes_with_batches(), first)
+        first = None if is_empty else stored.batch_at(Position(HEAD_BYTES), segment.start).header.commit_timestamp
+        return SegmentContent(stored.bytes_with_batches(), first)
 
     def batches(self, start: int, end: int) -> Iterator[LoggedBatch]:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
@@ -224,8 +224,8 @@ class BucketLog:
         if start >= end:
             return {}
         bases = [base for base in log.bases() if base < end]
-        found = {base: log.segment(base).batch_at(Position(HEAD_BYTES), base).header for base in _some(bases, most)}
-        times = {base: header.commit_timestamp for base, header in found.items()}
+        headers = {base: log.segment(base).batch_at(Position(HEAD_BYTES), base).header for base in _some(bases, most)}
+        times = {base: header.commit_timestamp for base, header in headers.items()}
         for base in bases[-2:] if len(times) < most else []:
             entries = [each for each in log.segment(base).sparse_index() if start < each.offset < end]
             times |= {each.offset: each.timestamp for each in _some(entries, most)}

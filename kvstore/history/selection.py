@@ -65,7 +65,7 @@ class Selection:
             return True
         if origin.writer is not None:
             self._seen.add(origin.writer)
-        found = (
+        is_selected = (
             self.writer in (None, origin.writer, origin.writer_id, str(origin.writer_id))
             and self.epoch in (None, origin.epoch)
             and self.job in (None, origin.job)
@@ -73,9 +73,9 @@ class Selection:
             # An epoch alone is that of a commit, never the incarnation of a writer of batches.
             and (self.epoch is None or self.writer is not None or origin.counts_epochs)
         )
-        if found and origin.writer is not None and origin.writer_id is not None:
+        if is_selected and origin.writer is not None and origin.writer_id is not None:
             self._taken[origin.writer_id] = origin.writer
-        return found
+        return is_selected
 
     def check_found(self) -> None:
         """Refuse a selection that has taken nothing, or the epochs of several writers or runs.

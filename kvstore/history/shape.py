@@ -81,8 +81,8 @@ class Shape:
     def rows(self, inserts: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The current rows, as inserts, for which the filter is true; a batch without any is left out."""
         for batch in inserts:
-            if (found := matching(batch, self.filter)).num_rows:
-                yield found.select(columns)
+            if (passing := matching(batch, self.filter)).num_rows:
+                yield passing.select(columns)
 
 
 def _columns_of(filter: pc.Expression, schema: pa.Schema) -> list[str]:

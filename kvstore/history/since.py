@@ -32,11 +32,11 @@ def keys_changed(
         definition.check_names_of(SchemaId(schema_id), since)
         layout = layout_of(definition)
         wanted = layout.encode_keys(keys).to_arrow()
-        found = [pa.array([], pa.binary())]
+        parts = [pa.array([], pa.binary())]
         for bucket, (first, last) in ranges.items():
             batches = past.handles[bucket].log.batches(first, last)
             for rows in changes_between(batches, definition, bucket, first, last, layout.key_names):
                 encoded = layout.encode_keys(rows).to_arrow()
-                found.append(encoded.filter(pc.is_in(encoded, wanted)))
-    changed = pc.is_in(wanted, pa.chunked_array(found).unique())
+                parts.append(encoded.filter(pc.is_in(encoded, wanted)))
+    changed = pc.is_in(wanted, pa.chunked_array(parts).unique())
     return keys.filter(changed), {int(bucket): int(last) for bucket, (_, last) in ranges.items()}

@@ -92,8 +92,8 @@ _Ranges = Mapping[BucketId, tuple[Offset, Offset, Offset]]
 def _all_changes(past: Past, definition: TableDefinition, ranges: _Ranges) -> Iterator[pa.RecordBatch]:
     names = [_KIND, *definition.schema.names]
     for bucket, (first, _, now) in ranges.items():
-        found = past.handles[bucket].log.batches(first, now)
-        yield from changes_between(found, definition, bucket, first, now, names, whole_updates=True)
+        batches = past.handles[bucket].log.batches(first, now)
+        yield from changes_between(batches, definition, bucket, first, now, names, whole_updates=True)
 
 
 def _part(
@@ -106,8 +106,8 @@ def _part(
     for bucket, (first, last, now) in ranges.items():
         log, taken = past.handles[bucket].log, set[Offset]()
 
-        def chosen(found: Iterable[FoundBatch], taken: set[Offset] = taken) -> Iterator[FoundBatch]:
-            for each in found:
+        def chosen(batches: Iterable[FoundBatch], taken: set[Offset] = taken) -> Iterator[FoundBatch]:
+            for each in batches:
                 if each.header.record_count and selection.takes(origins.of(each.header)):
                     taken.add(each.header.base_offset)
                     yield each
@@ -120,8 +120,8 @@ def _part(
         if not len(wanted):
             continue
         begin = min(taken)  # earlier changes decide nothing
-        found = changes_between(log.batches(begin, now), definition, bucket, begin, now, whole_updates=True)
-        related = (rows.filter(pc.is_in(key.encode_keys(rows).to_arrow(), wanted)) for rows in found)
+        later_changes = changes_between(log.batches(begin, now), definition, bucket, begin, now, whole_updates=True)
+        related = (rows.filter(pc.is_in(key.encode_keys(rows).to_arrow(), wanted)) for rows in later_changes)
         versions = np.array(sorted(taken))
         for changes in binlog_of(related, schema):
             parts.append(changes)

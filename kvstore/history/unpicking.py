@@ -82,8 +82,8 @@ def unpicked(
 def _earlier(flags: np.ndarray, starts: np.ndarray, key_of: np.ndarray) -> np.ndarray:
     """For each change, whether an earlier one of its key is flagged."""
     before = np.cumsum(flags) - flags
-    found: np.ndarray = before > before[starts][key_of]
-    return found
+    was_there: np.ndarray = before > before[starts][key_of]
+    return was_there
 
 
 def _equal(one: pa.Array, other: pa.Array) -> np.ndarray:

@@ -55,9 +55,9 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
         headers: dict[Offset, BatchHeader] = {}
 
         def noted() -> Iterator[FoundBatch]:
-            for found in batches_with_key(log.batches(first, end), definition, bucket, first, end, key_row):
-                headers[found.header.base_offset] = found.header
-                yield found
+            for batch in batches_with_key(log.batches(first, end), definition, bucket, first, end, key_row):
+                headers[batch.header.base_offset] = batch.header
+                yield batch
 
         changes = [pa.RecordBatch.from_pylist([], changelog_schema(definition))]
         changes += [
@@ -74,7 +74,7 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
 
 
 def batches_with_key(
-    found: Iterable[FoundBatch],
+    batches: Iterable[FoundBatch],
     definition: TableDefinition,
     bucket: BucketId,
     start: Offset,
@@ -85,7 +85,7 @@ def batches_with_key(
     seen: dict[Offset, FoundBatch] = {}
 
     def noted() -> Iterator[FoundBatch]:
-        for each in found:
+        for each in batches:
             seen[each.header.base_offset] = each
             yield each
 

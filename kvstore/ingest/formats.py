@@ -194,11 +194,11 @@ class Source:
         """Add the columns that the file has to an error about missing or unknown columns."""
         given = error.where.pop("given", None)
         with self._opened() as (_, file):
-            found = given if isinstance(given, list) else self._reader.names(file)
-        error.message += f" Columns found: {', '.join(found)}."
-        if isinstance(self._reader, _Csv) and len(found) == 1:
+            names = given if isinstance(given, list) else self._reader.names(file)
+        error.message += f" Columns found: {', '.join(names)}."
+        if isinstance(self._reader, _Csv) and len(names) == 1:
             error.message += " Is --delimiter right?"
-        unknown = [name for name in found if name not in schema.names]
+        unknown = [name for name in names if name not in schema.names]
         for name, close in ((name, get_close_matches(name, schema.names, 1)) for name in unknown):
             if close:
                 error.message += f" Is {name} meant to be {close[0]}?"
@@ -242,17 +242,17 @@ def source_of(
         )
     compression = COMPRESSIONS.get(path.suffix.lower())
     suffix = (path if compression is None else path.with_suffix("")).suffix.lower()
-    found = format or SUFFIXES.get(suffix) or (Format.JSONL if suffix == ".json" else None)
-    if found is None:
+    format_used = format or SUFFIXES.get(suffix) or (Format.JSONL if suffix == ".json" else None)
+    if format_used is None:
         raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(Format)}.", path=path)
-    if compression is not None and found not in (Format.CSV, Format.JSONL):
-        raise InvalidRequest(f"A compressed file of {found} can't be read; decompress it first.", path=path)
-    if delimiter is not None and found is not Format.CSV:
-        raise InvalidRequest("--delimiter is for CSV.", format=found.value)
-    if found is Format.CSV:
+    if compression is not None and format_used not in (Format.CSV, Format.JSONL):
+        raise InvalidRequest(f"A compressed file of {format_used} can't be read; decompress it first.", path=path)
+    if delimiter is not None and format_used is not Format.CSV:
+        raise InvalidRequest("--delimiter is for CSV.", format=format_used.value)
+    if format_used is Format.CSV:
         return Source(path, _Csv(_checked(delimiter)), compression, name)
-    source = Source(path, reader_of(found), compression, name)
-    if found is not Format.JSONL:
+    source = Source(path, reader_of(format_used), compression, name)
+    if format_used is not Format.JSONL:
         return source
     guess = "JSON lines"
     with source._opened() as (_, file):
@@ -453,9 +453,9 @@ class _JsonLines:
                 break
         if not (text := first.getvalue()):
             raise InvalidRequest("An empty file has no columns; create the table first.")
-        found = json.read_json(_copied(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
+        inferred = json.read_json(_copied(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
         # A value that looks like a time is text: JSON has no times, and the next line may have other text.
-        return pa.schema([pa.field(field.name, _without_times(field.type)) for field in found])
+        return pa.schema([pa.field(field.name, _without_times(field.type)) for field in inferred])
 
     def names(self, file: BinaryIO) -> list[str]:
         first = next((line for line in _lines(file) if not line.isspace()), b"{}")

@@ -106,7 +106,7 @@ class FileReader:
             raise
 
     def _read(self, file: SourceFile) -> FileRows:
-        found, broken = FileRows(), list[tuple[int, str]]()
+        file_rows, broken = FileRows(), list[tuple[int, str]]()
         reader = reader_of(self.source.format)
         with self.source.opened(file) as opened:
             names = reader.names(opened)
@@ -121,22 +121,22 @@ class FileReader:
                 for portion in portions:
                     for start, part in _parts(portion, self._fitted):
                         if isinstance(part, str):
-                            found.misfits.append(Misfit(file.path, first + start, part))
+                            file_rows.misfits.append(Misfit(file.path, first + start, part))
                         else:
-                            self._add(found, file, first + start, part)
-                            check_bytes(found.load_bytes, self.bytes_max)
-                        _check(found, broken)
+                            self._add(file_rows, file, first + start, part)
+                            check_bytes(file_rows.load_bytes, self.bytes_max)
+                        _check(file_rows, broken)
                     first += portion[0]
-        _check(found, broken)
-        _renumber(found, broken, file)
-        loaded = sum(map(len, found.changes))
-        found.counts = TaskCounts(
-            scanned_rows=loaded + len(found.misfits),
+        _check(file_rows, broken)
+        _renumber(file_rows, broken, file)
+        loaded = sum(map(len, file_rows.changes))
+        file_rows.counts = TaskCounts(
+            scanned_rows=loaded + len(file_rows.misfits),
             loaded_rows=loaded,
-            filtered_rows=len(found.misfits),
-            load_bytes=found.load_bytes,
+            filtered_rows=len(file_rows.misfits),
+            load_bytes=file_rows.load_bytes,
         )
-        return found
+        return file_rows
 
     def _fitted(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows unchanged if all their keys are short enough.
@@ -151,9 +151,9 @@ class FileReader:
             KeyCodec([rows.schema.field(name) for name in self.columns.key]).encode(key)
         return rows
 
-    def _add(self, found: FileRows, file: SourceFile, first: int, rows: pa.RecordBatch) -> None:
+    def _add(self, file_rows: FileRows, file: SourceFile, first: int, rows: pa.RecordBatch) -> None:
         if CHANGE_TYPE not in rows.schema.names:
-            found.add(Changes.upserts(rows))
+            file_rows.add(Changes.upserts(rows))
             return
         kinds = rows.column(CHANGE_TYPE)
         rows = rows.remove_column(rows.num_columns - 1)
@@ -165,10 +165,10 @@ class FileReader:
         kept = np.ones(rows.num_rows, bool)
         for reason, wrong in reasons.items():
             for place in np.flatnonzero(kept & wrong.to_numpy(zero_copy_only=False)):
-                found.misfits.append(Misfit(file.path, first + int(place), reason))
+                file_rows.misfits.append(Misfit(file.path, first + int(place), reason))
                 kept[place] = False
         kept &= ~pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.word).fill_null(False).to_numpy(zero_copy_only=False)
-        found.add(Changes(rows, is_delete).take(pa.array(np.flatnonzero(kept))))
+        file_rows.add(Changes(rows, is_delete).take(pa.array(np.flatnonzero(kept))))
 
 
 def _check_required(names: list[str], schema: pa.Schema) -> None:
@@ -201,7 +201,7 @@ def _parts(
     while waiting:
         start, stop = waiting.pop()
         try:
-            found = check(fit(start, stop))
+            part = check(fit(start, stop))
         except UNFIT as error:
             if stop - start == rows:
                 fit(0, 0)  # raises an error that concerns all rows
@@ -211,7 +211,7 @@ def _parts(
             else:
                 yield start, _reason(error)
         else:
-            yield start, found
+            yield start, part
 
 
 def _reason(error: Exception) -> str:
@@ -221,22 +221,24 @@ def _reason(error: Exception) -> str:
     return f"It can't be read: {error}"
 
 
-def _check(found: FileRows, broken: list[tuple[int, str]]) -> None:
-    if len(found.misfits) + len(broken) > MISFITS_MAX:
+def _check(file_rows: FileRows, broken: list[tuple[int, str]]) -> None:
+    if len(file_rows.misfits) + len(broken) > MISFITS_MAX:
         raise InvalidRequest(
             f"More than {MISFITS_MAX} rows of a file do not fit; check the file.",
-            row=found.misfits[-1].row if found.misfits else broken[-1][0],
-            reason=found.misfits[-1].reason if found.misfits else broken[-1][1],
+            row=file_rows.misfits[-1].row if file_rows.misfits else broken[-1][0],
+            reason=file_rows.misfits[-1].reason if file_rows.misfits else broken[-1][1],
         )
 
 
-def _renumber(found: FileRows, broken: list[tuple[int, str]], file: SourceFile) -> None:
+def _renumber(file_rows: FileRows, broken: list[tuple[int, str]], file: SourceFile) -> None:
     """Count the rows that could not be parsed, too: they shift the numbers of all rows after them."""
     if broken:
         ahead = [row - place for place, (row, _) in enumerate(broken)]
-        misfits = [Misfit(file.path, each.row + bisect_right(ahead, each.row), each.reason) for each in found.misfits]
+        misfits = [
+            Misfit(file.path, each.row + bisect_right(ahead, each.row), each.reason) for each in file_rows.misfits
+        ]
         misfits += [Misfit(file.path, row, reason) for row, reason in broken]
-        found.misfits = sorted(misfits, key=lambda each: each.row)
+        file_rows.misfits = sorted(misfits, key=lambda each: each.row)
 
 
 def _is_text(kind: pa.DataType) -> bool:

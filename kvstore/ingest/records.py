@@ -111,7 +111,7 @@ def id_of(state: CatalogState, name: object) -> JobId:
     Raises:
         InvalidRequest: There is no such job.
     """
-    found = job_ids(state)
-    if not isinstance(name, str) or name not in found:
-        raise InvalidRequest("There is no such job.", job=shown(name), jobs=list(found))
-    return found[name]
+    ids = job_ids(state)
+    if not isinstance(name, str) or name not in ids:
+        raise InvalidRequest("There is no such job.", job=shown(name), jobs=list(ids))
+    return ids[name]

@@ -265,12 +265,12 @@ class Runner:
             resume_ms=self._home.clock.now_ms() + wait_ms,
         )
 
-    def _say_overlooked(self, found: Overlooked) -> None:
-        for path in sorted({*found.late} - {*self._run.overlooked.late}):
+    def _say_overlooked(self, overlooked: Overlooked) -> None:
+        for path in sorted({*overlooked.late} - {*self._run.overlooked.late}):
             _log.warning("file %r came after the job's offset had passed it, and is not loaded", path)
-        for path in sorted({*found.changed} - {*self._run.overlooked.changed}):
+        for path in sorted({*overlooked.changed} - {*self._run.overlooked.changed}):
             _log.warning("file %r changed after it was loaded, and is not loaded again", path)
-        self._run.overlooked = found
+        self._run.overlooked = overlooked
 
 
 def backoff_ms(failures: int) -> int:

@@ -84,9 +84,9 @@ class Source:
         Raises:
             Unavailable: The directory can't be listed, or a name is not valid text.
         """
-        found = [file for file in self.place.files() if self._is_meant(file)]
+        files = [file for file in self.place.files() if self._is_meant(file)]
         try:
-            return sorted(found, key=lambda file: order_of(file.path))
+            return sorted(files, key=lambda file: order_of(file.path))
         except UnicodeEncodeError as error:
             raise Unavailable("The name of a file is not valid text; rename it.", path=ascii(error.object)) from error
 
@@ -152,10 +152,10 @@ def order_of(path: str) -> bytes:
 
 def _split(given: str, wild: re.Pattern[str]) -> tuple[str, str | None]:
     """The directory before the first part with a wildcard, and the rest as a regular expression."""
-    found = wild.search(given)
-    if found is None:
+    match = wild.search(given)
+    if match is None:
         return given.rstrip("/") or "/", None
-    base = given[: given.rindex("/", 0, found.start())]
+    base = given[: given.rindex("/", 0, match.start())]
     return base or "/", _expression(given[len(base) :].lstrip("/"))
 
 
@@ -214,12 +214,12 @@ class LocalPlace:
 
     def _state(self, path: str) -> SourceFile | None:
         try:
-            found = os.stat(os.path.join(self.directory, path))
+            status = os.stat(os.path.join(self.directory, path))
         except FileNotFoundError:
             return None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             return None
-        return SourceFile(path=path, size=found.st_size, tag=str(found.st_mtime_ns))
+        return SourceFile(path=path, size=status.st_size, tag=str(status.st_mtime_ns))
 
     def _below(self, prefix: str) -> Iterator[SourceFile]:
         try:
@@ -235,8 +235,8 @@ class LocalPlace:
                 path = prefix + entry.name
                 if entry.is_dir(follow_symlinks=False):  # links may form a loop
                     yield from self._below(f"{path}/")
-                elif (found := self._state(path)) is not None:  # it may be removed meanwhile
-                    yield found
+                elif (file := self._state(path)) is not None:  # it may be removed meanwhile
+                    yield file
 
 
 @dataclass(frozen=True)
@@ -252,9 +252,9 @@ class RemotePlace:
         """See :class:`Place`."""
         try:
             for page in obstore.list(_store_of(self.url)):
-                for found in page:
-                    if not _is_hidden(found["path"]) and not _is_folder(found):
-                        yield _source_file(found["path"], found)
+                for object in page:
+                    if not _is_hidden(object["path"]) and not _is_folder(object):
+                        yield _source_file(object["path"], object)
         except (BaseError, OSError) as error:
             raise Unavailable(
                 "The files at a job's URL can't be listed; check the URL and the environment.",
@@ -266,8 +266,8 @@ class RemotePlace:
     def opened(self, path: str) -> Iterator[Opened]:
         """See :class:`Place`; the whole object is read at once, because each read is a request."""
         try:
-            found = obstore.get(_store_of(self.url), path)
-            state, data = _source_file(path, found.meta), found.bytes()
+            answer = obstore.get(_store_of(self.url), path)
+            state, data = _source_file(path, answer.meta), answer.bytes()
         except BaseError as error:
             raise OSError(_reason(error)) from error
         yield BytesIO(data), lambda: state
@@ -303,16 +303,16 @@ def _connected(url: str, _environment: tuple[tuple[str, str], ...]) -> ObjectSto
         raise InvalidRequest("A job's files can't be at this URL.", url=url, reason=_reason(error)) from error
 
 
-def _is_folder(found: ObjectMeta) -> bool:
+def _is_folder(object: ObjectMeta) -> bool:
     """Whether it is an empty object that stands for a folder; it is listed without the slash at its end."""
-    return not found["size"] and "." not in found["path"].rpartition("/")[2]
+    return not object["size"] and "." not in object["path"].rpartition("/")[2]
 
 
-def _source_file(path: str, found: ObjectMeta) -> SourceFile:
+def _source_file(path: str, object: ObjectMeta) -> SourceFile:
     # Some stores list times in milliseconds, but answer seconds, and a quoted etag, for a single object.
-    seconds = int(found["last_modified"].timestamp())
-    etag = (found["e_tag"] or "").removeprefix("W/").strip('"')
-    return SourceFile(path=path, size=found["size"], tag=f"{seconds} {etag}".rstrip())
+    seconds = int(object["last_modified"].timestamp())
+    etag = (object["e_tag"] or "").removeprefix("W/").strip('"')
+    return SourceFile(path=path, size=object["size"], tag=f"{seconds} {etag}".rstrip())
 
 
 def _reason(error: Exception) -> str:

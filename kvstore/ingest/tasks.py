@@ -89,14 +89,14 @@ def gathered(
         InvalidRequest: More than ``MISFITS_MAX`` rows do not fit, or the rows have too many bytes; or see
             :class:`kvstore.ingest.reading.FileReader`.
     """
-    found = TaskRows()
+    task_rows = TaskRows()
     for file, rows in zip(files, reads, strict=True):
-        found.changes += [changes for changes in rows.changes if len(changes)]
-        found.misfits += rows.misfits
-        found.counts = _sum(found.counts, rows.counts)
-        check_bytes(found.counts.load_bytes, bytes_max)
-        if len(found.misfits) > MISFITS_MAX:
-            last = found.misfits[-1]
+        task_rows.changes += [changes for changes in rows.changes if len(changes)]
+        task_rows.misfits += rows.misfits
+        task_rows.counts = _sum(task_rows.counts, rows.counts)
+        check_bytes(task_rows.counts.load_bytes, bytes_max)
+        if len(task_rows.misfits) > MISFITS_MAX:
+            last = task_rows.misfits[-1]
             raise InvalidRequest(
                 f"More than {MISFITS_MAX} rows of a task do not fit; check the files.",
                 path=last.file,
@@ -104,7 +104,7 @@ def gathered(
                 reason=last.reason,
             )
         read(file.size)
-    return found
+    return task_rows
 
 
 @uninterrupted

@@ -110,8 +110,8 @@ class CatalogRepair:
             *(self._store, self._store_id, self._files, self._clock), write=True, elsewhere=elsewhere
         )
         self.repaired.append(
-            f"the catalog continues after edit {recovered.txid} in epoch {recovered.leader_epoch}, with what was left here"
-            f" and in the replica; the damaged catalog is in {recovered.quarantine}: {problem}"
+            f"the catalog continues after edit {recovered.txid} in epoch {recovered.leader_epoch}, with what was left"
+            f" here and in the replica; the damaged catalog is in {recovered.quarantine}: {problem}"
         )
         self.gone += [f"of the catalog: {each}" for each in recovered.gone]
         return True

@@ -90,24 +90,24 @@ class _Check:
         newest: SharedEpoch | None = None
         sizes: dict[ObjectName, int] = {}
         for number in range(last, first - 1, -1):
-            found = self._stored(number)
-            if found is None:
+            epoch = self._stored(number)
+            if epoch is None:
                 continue
-            full = found if found.full is None else self._stored(found.full)
+            full = epoch if epoch.full is None else self._stored(epoch.full)
             if full is None:
                 continue
             if newest is None:
-                newest = self._newest(found, full)
+                newest = self._newest(epoch, full)
                 for bucket in range(self._table.definition.buckets):
                     sizes |= {} if newest is None else newest.sizes(BucketId(bucket))
-            elif not is_before(found, newest):
+            elif not is_before(epoch, newest):
                 reason = f"It has other ranges than epoch {newest.epoch}."
-                self._add("BAD", shared_table.epoch_name(found.table_id, number), reason)
+                self._add("BAD", shared_table.epoch_name(epoch.table_id, number), reason)
             # What it names more than the newest: snapshots, and ranges that have expired since.
-            for bucket, ranges in enumerate(found.ranges):
+            for bucket, ranges in enumerate(epoch.ranges):
                 stream = Stream(full.table_id, BucketId(bucket))
                 sizes |= {each.name(stream): each.bytes for each in ranges}
-                snapshots = found.snapshots[bucket] if found.snapshots else []
+                snapshots = epoch.snapshots[bucket] if epoch.snapshots else []
                 sizes |= {each.name(stream): each.bytes for each in snapshots}
         for name, size in sorted(sizes.items()):
             self._read(name, size)
@@ -131,25 +131,25 @@ class _Check:
         """The object of an epoch, if it is right. Each is read once."""
         if number not in self._full:
             name = shared_table.epoch_name(self._table.described.table_id, number)
-            found = None
+            epoch = None
             try:
-                found = self._table.stored(number)
-                if found is None:
+                epoch = self._table.stored(number)
+                if epoch is None:
                     self._add("MISSING", name, "There is no manifest of this epoch.")
             except UnsupportedVersion:
                 raise
             except CorruptData as error:
                 self._add("BAD", name, error.message)
-            if found is not None and found.full is not None:
-                return found
-            self._full[number] = found
+            if epoch is not None and epoch.full is not None:
+                return epoch
+            self._full[number] = epoch
         return self._full[number]
 
-    def _newest(self, found: EpochObject, full: EpochObject) -> SharedEpoch | None:
+    def _newest(self, epoch: EpochObject, full: EpochObject) -> SharedEpoch | None:
         try:
-            return shared_table.epoch_of(found, full)
+            return shared_table.epoch_of(epoch, full)
         except CorruptData as error:
-            self._add("BAD", shared_table.epoch_name(found.table_id, found.epoch), error.message)
+            self._add("BAD", shared_table.epoch_name(epoch.table_id, epoch.epoch), error.message)
             return None
 
     def _read(self, name: ObjectName, size: int) -> None:

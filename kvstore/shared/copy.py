@@ -72,17 +72,17 @@ def open_copy(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: 
         Unavailable: The object store can't be reached.
     """
     bucket, ends = place.identity.bucket_id, _ends(place, files)
-    found = _opened(table, place, ends, files, clock)
-    if found is not None and found[1].range not in base.ranges[bucket]:
-        path, at = found
+    copy_there = _opened(table, place, ends, files, clock)
+    if copy_there is not None and copy_there[1].range not in base.ranges[bucket]:
+        path, at = copy_there
         path.close()
         if at.range in table.newest().ranges[bucket]:
             return None
-        found = None
+        copy_there = None
         if ends[0].range in base.ranges[bucket]:
             undo(place, table.definition, index_state.decode(ends[0].state), files)
-            found = _opened(table, place, ends, files, clock)
-    path, was = found or (_new(table, base, place, files, clock), None)
+            copy_there = _opened(table, place, ends, files, clock)
+    path, was = copy_there or (_new(table, base, place, files, clock), None)
     try:
         return Copy(path, place, files, _caught_up(path, was, table, base, place, files))
     except BaseException:
@@ -110,9 +110,9 @@ def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files
     for taken in reversed(base.snapshots[place.identity.bucket_id]):
         name = taken.name(Stream(place.identity.table_id, place.identity.bucket_id))
         try:
-            found = read_object(table.client, base.store_id, name, taken.bytes)
+            content = read_object(table.client, base.store_id, name, taken.bytes)
             with refusals(place.directory):
-                _begin(place, found, files)
+                _begin(place, content, files)
             return open_merged(place, table.definition, StoreOptions(), files, clock)
         except CorruptData as error:
             damaged = error
@@ -148,9 +148,9 @@ def _caught_up(
     is_behind = path.state.applied_offset != last.end
     if is_behind:
         wanted = table.at(base).changes(bucket, path.state.applied_offset, last.end)
-        for found in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
+        for batch in ReplicaReader(table.client, base.store_id, table.definition).found(wanted):
             _roll_if_full(path)
-            path.log.append([EncodedBatch.of(found.header, [found.data])])
+            path.log.append([EncodedBatch.of(batch.header, [batch.data])])
         path.log.sync()
         path.catch_up(LogFiles(place.log, place.identity, files))
     if was is None or was.range != last:

@@ -22,10 +22,10 @@ def listed_numbers(table: SharedTable) -> list[int]:
         Unavailable: The object store can't be reached.
     """
     prefix = shared_table.epochs_prefix(table.described.table_id)
-    found = sorted(int(name.removeprefix(prefix)) for name, _ in table.client.list(prefix))
-    if not found:
+    numbers = sorted(int(name.removeprefix(prefix)) for name, _ in table.client.list(prefix))
+    if not numbers:
         raise MissingVersion("The epochs of the shared table are gone.", table=table.described.name, url=table.url)
-    return found
+    return numbers
 
 
 def first_epoch(table: SharedTable, numbers: Sequence[int], newest: SharedEpoch) -> int:
@@ -41,12 +41,12 @@ def first_epoch(table: SharedTable, numbers: Sequence[int], newest: SharedEpoch)
     for number in numbers:
         if number >= newest.full:
             break
-        found = table.stored(number)
-        if found is not None and found.full is None and is_before(found, newest):
+        epoch = table.stored(number)
+        if epoch is not None and epoch.full is None and is_before(epoch, newest):
             return number
     return newest.full
 
 
-def is_before(found: EpochObject, newest: SharedEpoch) -> bool:
+def is_before(epoch: EpochObject, newest: SharedEpoch) -> bool:
     """Whether the newest epoch has the ranges that the object of an earlier one names, but for what has expired."""
-    return all(map(shared_table.has_ranges, newest.ranges, found.ranges))
+    return all(map(shared_table.has_ranges, newest.ranges, epoch.ranges))

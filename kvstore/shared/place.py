@@ -26,8 +26,10 @@ def place_of_tables(url: str) -> ObjectStore:
         InvalidRequest: The URL is not valid, or has credentials.
         UnsupportedOperation: There is a store at the URL. Nothing was written.
     """
-    found = url_of_tables(url)
-    directory = directory_of(found)
+    tables_url = url_of_tables(url)
+    directory = directory_of(tables_url)
     if directory is not None and is_store(directory):
-        raise UnsupportedOperation("There is a store in this directory; choose another for shared tables.", url=found)
-    return ObjectStore(found, create=True)
+        raise UnsupportedOperation(
+            "There is a store in this directory; choose another for shared tables.", url=tables_url
+        )
+    return ObjectStore(tables_url, create=True)

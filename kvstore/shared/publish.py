@@ -142,9 +142,9 @@ def _uploaded(handle: BucketHandle, end: Offset, shared: SharedTable) -> Iterato
 
 def _pieces(handle: BucketHandle, end: Offset, table: TableId) -> Iterator[tuple[Offset, Offset, list[memoryview]]]:
     first, parts = Offset(0), list[memoryview]()
-    for found in handle.log.batches(first, end):
-        parts.append(of_table(found.data, table))
-        last = found.header.next_offset
+    for batch in handle.log.batches(first, end):
+        parts.append(of_table(batch.data, table))
+        last = batch.header.next_offset
         if last >= end or sum(map(len, parts)) >= RANGE_BYTES:
             yield first, last, parts
             first, parts = last, []

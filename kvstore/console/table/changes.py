@@ -25,49 +25,49 @@ def changes_page(store: Store, definition: Definition, query: Query) -> Page:
     bucket = filter.bucket(definition)
     if bucket is None:
         bucket = query.number("bucket", most=definition.buckets - 1) or 0
-    found = read_stretch(definition, bucket, names, filter, query)
+    stretch = read_stretch(definition, bucket, names, filter, query)
     path = f"/tables/{definition.id}/changes"
     kept: dict[str, Any] = {
         "column": query.all("column") or None,
         "bucket": query.text("bucket"),
         **filter.parameters,
     }
-    links = _links(found, filter, path, kept, query)
+    links = _links(stretch, filter, path, kept, query)
     facts = {
         "id": definition.id,
         "table": definition.name,
         "bucket": bucket,
         "filter": {name: value for name, value in filter.parameters.items() if value is not None},
-        "start": found.start,
-        "end": found.stop,
-        "log_start": found.log_start,
-        "log_end": found.log_end,
-        "batches": [batch_facts(each) for each in found.batches],
-        **({} if found.error is None else found.error),
+        "start": stretch.start,
+        "end": stretch.stop,
+        "log_start": stretch.log_start,
+        "log_end": stretch.log_end,
+        "batches": [batch_facts(each) for each in stretch.batches],
+        **({} if stretch.error is None else stretch.error),
     }
 
     def body() -> Html:
-        batches = [batch_html(each, definition, bucket, found) for each in found.batches]
+        batches = [batch_html(each, definition, bucket, stretch) for each in stretch.batches]
         none = tag("p", "No change here matches the filter.", class_="none") if filter and not batches else None
         return tag(
             "div",
-            _form(definition, path, found, filter, query),
+            _form(definition, path, stretch, filter, query),
             columns_form(definition, names, path, bucket=query.text("bucket"), start=query.text("start")),
-            tag("p", _words(found, filter), class_="note"),
+            tag("p", _words(stretch, filter), class_="note"),
             pager(**links),
             batches,
             none,
-            None if found.error is None else error_box(found.error),
-            pager(**links) if len(found.batches) > 1 else None,
-            _live(url(f"{path}/live", **kept, start=found.log_end)) if found.stop == found.log_end else None,
+            None if stretch.error is None else error_box(stretch.error),
+            pager(**links) if len(stretch.batches) > 1 else None,
+            _live(url(f"{path}/live", **kept, start=stretch.log_end)) if stretch.stop == stretch.log_end else None,
         )
 
     line = command(
         "changelog",
         store.path,
         definition.name,
-        start=found.start,
-        end=found.stop,
+        start=stretch.start,
+        end=stretch.stop,
         bucket=bucket if definition.buckets > 1 else None,
         columns=names_given(["_log_offset", "_change_type", *names] if len(names) < len(definition.schema) else None),
     )
@@ -75,34 +75,36 @@ def changes_page(store: Store, definition: Definition, query: Query) -> Page:
     return Page("Changes of " + definition.name, facts, body, None if filter else line, api, definition, "changes")
 
 
-def _links(found: Stretch, filter: Filter, path: str, kept: dict[str, Any], query: Query) -> dict[str, str | None]:
+def _links(stretch: Stretch, filter: Filter, path: str, kept: dict[str, Any], query: Query) -> dict[str, str | None]:
     end = query.text("end")
-    is_first, is_last = found.start <= found.log_start, found.stop >= found.log_end
+    is_first, is_last = stretch.start <= stretch.log_start, stretch.stop >= stretch.log_end
     if filter:
-        earlier = url(path, **kept, end=found.start)
+        earlier = url(path, **kept, end=stretch.start)
     else:
-        earlier = url(path, **kept, start=max(found.log_start, found.start - OFFSETS_SHOWN))
+        earlier = url(path, **kept, start=max(stretch.log_start, stretch.start - OFFSETS_SHOWN))
     return {
-        "Earliest": None if is_first else url(path, **kept, start=found.log_start),
+        "Earliest": None if is_first else url(path, **kept, start=stretch.log_start),
         "Earlier": None if is_first else earlier,
-        "Later": None if is_last else url(path, **kept, start=found.stop, end=end if _is_before(found, end) else None),
+        "Later": None
+        if is_last
+        else url(path, **kept, start=stretch.stop, end=end if _is_before(stretch, end) else None),
         "Latest": None if is_last else url(path, **kept),
     }
 
 
-def _is_before(found: Stretch, end: str | None) -> bool:
-    return end is not None and end.isdigit() and found.stop < int(end)
+def _is_before(stretch: Stretch, end: str | None) -> bool:
+    return end is not None and end.isdigit() and stretch.stop < int(end)
 
 
-def _words(found: Stretch, filter: Filter) -> str:
-    if found.log_end == found.log_start:
+def _words(stretch: Stretch, filter: Filter) -> str:
+    if stretch.log_end == stretch.log_start:
         return "The log is empty."
-    last = max(found.start, found.stop - 1)
-    held = f"; the log has {found.log_start:,} to {found.log_end - 1:,}."
+    last = max(stretch.start, stretch.stop - 1)
+    held = f"; the log has {stretch.log_start:,} to {stretch.log_end - 1:,}."
     if not filter:
-        return f"Offsets {found.start:,} to {last:,}{held}"
-    count = sum(len(each.versions) for each in found.batches)
-    return f"{count:,} matching changes of offsets {found.start:,} to {last:,}{held}"
+        return f"Offsets {stretch.start:,} to {last:,}{held}"
+    count = sum(len(each.versions) for each in stretch.batches)
+    return f"{count:,} matching changes of offsets {stretch.start:,} to {last:,}{held}"
 
 
 def _live(source: str) -> Html:
@@ -117,7 +119,7 @@ def _live(source: str) -> Html:
     )
 
 
-def _form(definition: Definition, path: str, found: Stretch, filter: Filter, query: Query) -> Html:
+def _form(definition: Definition, path: str, stretch: Stretch, filter: Filter, query: Query) -> Html:
     buckets = definition.buckets
     words = [word for word, _ in WORDS.values()]
     kinds = ["append"] if definition.primary_key is None else [each for each in words if each != "append"]
@@ -138,8 +140,8 @@ def _form(definition: Definition, path: str, found: Stretch, filter: Filter, que
         field("Bucket", "bucket", query.text("bucket") or 0, type="number", min=0, max=buckets - 1)
         if buckets > 1
         else None,
-        field("Go to an offset or a time", "start", query.text("start"), placeholder=str(found.log_start), size=24),
-        field("up to (exclusive)", "end", query.text("end"), placeholder=str(found.log_end), size=24),
+        field("Go to an offset or a time", "start", query.text("start"), placeholder=str(stretch.log_start), size=24),
+        field("up to (exclusive)", "end", query.text("end"), placeholder=str(stretch.log_end), size=24),
         tag("fieldset", tag("legend", "Kinds"), boxes) if len(boxes) > 1 else None,
         field("Writer", "writer", filter.writer),
         [field(f"{each.name} ({each.type})", "key", value) for each, value in zip(keys, given, strict=True)],

@@ -39,8 +39,8 @@ def value_of(_: Store, definition: Definition, query: Query) -> Download:
     if column not in definition.schema.names:
         raise SchemaMismatch("The table has no such column.", column=repr(column[:100]))
     offset = query.number("offset")
-    found = _of_key(definition, column, query) if offset is None else _of_change(definition, column, offset, query)
-    data, media_type = whole_of(found)
+    value = _of_key(definition, column, query) if offset is None else _of_change(definition, column, offset, query)
+    data, media_type = whole_of(value)
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in column)
     return Download(data, media_type, f"{plain[:60] or 'value'}.{'bin' if 'octet' in media_type else 'txt'}")
 

@@ -65,29 +65,29 @@ class Tail:
             return None
         log_start = table.bucket(self.bucket).log.start()
         most = end if self.filter else OFFSETS_SHOWN
-        found = Stretch(max(self.at, log_start, end - most), end, log_start, end, ends)
+        stretch = Stretch(max(self.at, log_start, end - most), end, log_start, end, ends)
         names, _ = chosen(definition, self.query)
         reader = Reader(definition, self.bucket, names, self.filter)
         if self.filter:
-            reader.backward(found)
+            reader.backward(stretch)
         else:
-            reader.forward(found)
-        self.skipped = found.start - self.at
-        self.at = found.stop
-        return found, definition
+            reader.forward(stretch)
+        self.skipped = stretch.start - self.at
+        self.at = stretch.stop
+        return stretch, definition
 
-    def as_json(self, found: Stretch, _: Definition) -> str:
+    def as_json(self, stretch: Stretch, _: Definition) -> str:
         """The changes of a step."""
-        facts: dict[str, Any] = {"start": found.start, "end": found.stop, "skipped": self.skipped}
-        facts["batches"] = [batch_facts(each) for each in found.batches]
-        return msgspec.json.encode(facts | (found.error or {})).decode()
+        facts: dict[str, Any] = {"start": stretch.start, "end": stretch.stop, "skipped": self.skipped}
+        facts["batches"] = [batch_facts(each) for each in stretch.batches]
+        return msgspec.json.encode(facts | (stretch.error or {})).decode()
 
-    def as_html(self, found: Stretch, definition: Definition) -> str:
+    def as_html(self, stretch: Stretch, definition: Definition) -> str:
         """The changes of a step as a part of a page."""
-        where = url(f"/tables/{definition.id}/changes", bucket=self.bucket, start=found.start - self.skipped)
+        where = url(f"/tables/{definition.id}/changes", bucket=self.bucket, start=stretch.start - self.skipped)
         note: Html | None = None
         if self.skipped:
             note = tag("p", f"{self.skipped:,} offsets came that are not shown: ", tag("a", "see them", href=where))
-        batches = [batch_html(each, definition, self.bucket, found) for each in found.batches]
-        error = None if found.error is None else error_box(found.error)
+        batches = [batch_html(each, definition, self.bucket, stretch) for each in stretch.batches]
+        error = None if stretch.error is None else error_box(stretch.error)
         return "".join(each.source for each in (note, *batches, error) if each is not None)

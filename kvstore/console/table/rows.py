@@ -75,12 +75,12 @@ def read_rows(
     """
     opened = definition.table.bucket(bucket)
     read_names, at_once = (names, most) if condition is None else (definition.schema.names, ROWS_A_TIME)
-    with opened.scan(read_names, as_of=query.place("as_of"), batch_rows=at_once, **place) as found:
-        _check_past(opened.log, found)
-        kept, stopped = _matching(found.batches, condition, most)
-    rows = pa.Table.from_batches(kept, found.schema).select(names).combine_chunks()
+    with opened.scan(read_names, as_of=query.place("as_of"), batch_rows=at_once, **place) as scanned:
+        _check_past(opened.log, scanned)
+        kept, stopped = _matching(scanned.batches, condition, most)
+    rows = pa.Table.from_batches(kept, scanned.schema).select(names).combine_chunks()
     first = next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema))
-    return Read(first, found.offset, opened.log.start(), found.end, stopped)
+    return Read(first, scanned.offset, opened.log.start(), scanned.end, stopped)
 
 
 def _matching(
@@ -90,9 +90,9 @@ def _matching(
     kept: list[pa.RecordBatch] = []
     count = looked = size = 0
     for batch in batches:
-        found = (batch if condition is None else batch.filter(condition)).slice(0, most - count)
-        kept.append(found)
-        count += found.num_rows
+        passing = (batch if condition is None else batch.filter(condition)).slice(0, most - count)
+        kept.append(passing)
+        count += passing.num_rows
         looked += batch.num_rows
         size += batch.nbytes
         if count >= most:
@@ -102,13 +102,13 @@ def _matching(
     return kept, None
 
 
-def _check_past(log: BucketLog, found: BucketRows) -> None:
+def _check_past(log: BucketLog, scanned: BucketRows) -> None:
     """Refuse to undo very much in memory for one page.
 
     Raises:
         UnsupportedOperation: There is more log since the offset.
     """
-    size = log.bytes_between(found.offset, found.end) if log.start() <= found.offset < found.end else 0
+    size = log.bytes_between(scanned.offset, scanned.end) if log.start() <= scanned.offset < scanned.end else 0
     if size > PAST_BYTES_MAX:
         raise UnsupportedOperation(
             "This is too far back for a page: it would undo all changes since then. Choose a later place, or use"
@@ -264,12 +264,12 @@ def _sliders(definition: Definition, bucket: int, path: str, read: Read, query: 
         return []
     kept = hidden(column=query.all("column"), bucket=query.text("bucket"), where=query.text("where"))
     offsets = {"name": "as_of", "min": read.start, "max": read.end, "value": read.offset}
-    found = [_slider(path, kept, "Back to offset ", str(read.offset), "as-of", offsets)]
+    sliders = [_slider(path, kept, "Back to offset ", str(read.offset), "as-of", offsets)]
     times = attempt(lambda: _times(definition.table.bucket(bucket).log, read))
     if times is not None and not is_error(times):  # the page shows the rows all the same
         text = time_text(times["value"])
-        found.append(_slider(path, kept, "Back to ", text, "as-of-time", {"name": "as_of_ms", **times}))
-    return found
+        sliders.append(_slider(path, kept, "Back to ", text, "as-of-time", {"name": "as_of_ms", **times}))
+    return sliders
 
 
 def _times(log: BucketLog, read: Read) -> dict[str, int] | None:

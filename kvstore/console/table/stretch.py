@@ -121,15 +121,15 @@ class Filter:
         """The bucket that has all changes of the key; None without a key."""
         return None if self.row is None else bucket_of(self.row, definition)
 
-    def takes(self, found: LoggedBatch) -> bool:
+    def takes(self, batch: LoggedBatch) -> bool:
         """Whether a batch is by the writer and has changes of the right kinds, without decoding it."""
-        header, origin = found.header, found.origin
+        header, origin = batch.header, batch.origin
         if self.writer is not None and self.writer not in (origin.writer, str(origin.writer_id)):
             return False
         if not self.kinds or header.append_only:
             return not self.kinds or WORDS[ChangeType.APPEND.word][0] in self.kinds
         place = LAYOUTS[header.magic].size + header.statistics_length
-        there = np.unique(np.frombuffer(found.data, np.uint8, header.record_count, place))
+        there = np.unique(np.frombuffer(batch.data, np.uint8, header.record_count, place))
         return any(int(kind) in _NUMBERS and _NUMBERS[int(kind)] in self.kinds for kind in there)
 
     def of_binlog(self, changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -159,13 +159,13 @@ def read_stretch(definition: Definition, bucket: int, names: list[str], filter: 
     start = _place("start", query, log, log_start, log_end, max(log_start, last - most))
     if start > last:
         raise InvalidRequest("`end` comes before `start`.", start=start, end=last)
-    found = Stretch(start, min(start + most, last), log_start, log_end, ends)
+    stretch = Stretch(start, min(start + most, last), log_start, log_end, ends)
     reader = Reader(definition, bucket, names, filter)
     if filter and query.text("start") is None:
-        reader.backward(found)
+        reader.backward(stretch)
     else:
-        reader.forward(found)
-    return found
+        reader.forward(stretch)
+    return stretch
 
 
 def _place(name: str, query: Query, log: BucketLog, log_start: int, log_end: int, default: int) -> int:
@@ -193,29 +193,29 @@ class Reader:
         self._filter = filter
         self._work = 0
 
-    def forward(self, found: Stretch) -> None:
+    def forward(self, stretch: Stretch) -> None:
         """Fill a stretch from its start on; with a filter, it ends after as many changes as a page shows."""
         most = OFFSETS_SHOWN if self._filter else None
-        found.batches, found.stop, found.error = self._read(found.start, found.stop, most, WORK_MAX)
+        stretch.batches, stretch.stop, stretch.error = self._read(stretch.start, stretch.stop, most, WORK_MAX)
 
-    def backward(self, found: Stretch) -> None:
+    def backward(self, stretch: Stretch) -> None:
         """Fill a stretch with the last changes that the filter takes; it begins at the first one of many."""
-        floor, at, step, count = found.start, found.stop, STEP_OFFSETS, 0
-        found.start = at
-        while at > floor and count < OFFSETS_SHOWN and self._work < WORK_MAX and found.error is None:
+        floor, at, step, count = stretch.start, stretch.stop, STEP_OFFSETS, 0
+        stretch.start = at
+        while at > floor and count < OFFSETS_SHOWN and self._work < WORK_MAX and stretch.error is None:
             start = max(floor, at - step)
             while at - start > OFFSETS_SHOWN and self._log.bytes_between(start, at) > STEP_BYTES:
                 start = (start + at) // 2
-            batches, _, found.error = self._read(start, at, None, None)
-            if batches and found.batches and batches[-1].header.base_offset == found.batches[0].header.base_offset:
-                found.batches[0].versions[:0] = batches.pop().versions
-            found.batches[:0] = batches
-            at = found.start = start
-            count = sum(len(each.versions) for each in found.batches)
+            batches, _, stretch.error = self._read(start, at, None, None)
+            if batches and stretch.batches and batches[-1].header.base_offset == stretch.batches[0].header.base_offset:
+                stretch.batches[0].versions[:0] = batches.pop().versions
+            stretch.batches[:0] = batches
+            at = stretch.start = start
+            count = sum(len(each.versions) for each in stretch.batches)
             step *= 2
         if count > OFFSETS_SHOWN:
-            _trim(found.batches, count - OFFSETS_SHOWN)
-            found.start = found.batches[0].versions[0].offset
+            _trim(stretch.batches, count - OFFSETS_SHOWN)
+            stretch.start = stretch.batches[0].versions[0].offset
 
     def _read(
         self, start: int, stop: int, most: int | None, work_max: int | None

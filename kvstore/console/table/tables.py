@@ -71,10 +71,10 @@ def key_text(key: tuple[str, ...] | None) -> str:
 
 
 def _options(definition: Definition) -> dict[str, Any]:
-    found = msgspec.structs.asdict(definition.options)
-    del found["indexes"]  # these have places of columns in place of their names
+    options = msgspec.structs.asdict(definition.options)
+    del options["indexes"]  # these have places of columns in place of their names
     indexes = {f"index_{name}": ", ".join(columns) for name, columns in definition.table.indexes.items()}
-    return {**found, **indexes}
+    return {**options, **indexes}
 
 
 def table_page(store: Store, definition: Definition, query: Query) -> Page:
@@ -182,9 +182,9 @@ def _options_html(facts: dict[str, Any]) -> Html:
     return tag("section", tag("h2", "Options"), fact_list(options))
 
 
-def _logs_html(found: Any, path: str) -> Html:
-    if is_error(found):
-        return tag("section", tag("h2", "Log"), error_box(found))
+def _logs_html(logs: Any, path: str) -> Html:
+    if is_error(logs):
+        return tag("section", tag("h2", "Log"), error_box(logs))
     rows = [
         [
             each["bucket"],
@@ -192,18 +192,18 @@ def _logs_html(found: Any, path: str) -> Html:
             f"{each['log_end']:,}",
             tag("a", "changes", href=f"{path}/changes?bucket={each['bucket']}"),
         ]
-        for each in found
+        for each in logs
     ]
     names = ["bucket", "first offset kept", "end (next offset)", ""]
     return tag("section", tag("h2", "Log"), grid("Log of each bucket", names, rows, right=[True, True, True]))
 
 
-def _consumers_html(found: Any) -> Html | None:
-    if is_error(found):
-        return tag("section", tag("h2", "Consumers"), error_box(found))
-    if not found:
+def _consumers_html(consumers: Any) -> Html | None:
+    if is_error(consumers):
+        return tag("section", tag("h2", "Consumers"), error_box(consumers))
+    if not consumers:
         return None
-    rows = [[each["consumer"], ", ".join(map(str, each["positions"])), f"{each['lag']:,}"] for each in found]
+    rows = [[each["consumer"], ", ".join(map(str, each["positions"])), f"{each['lag']:,}"] for each in consumers]
     return tag(
         "section",
         tag("h2", "Consumers"),

@@ -30,11 +30,11 @@ def history_page(store: Store, definition: Definition, query: Query) -> Page:
     start: Any = "earliest" if place is None else place
     if isinstance(place, int):
         start = {each: place if each == bucket else first for each, (first, _) in ranges.items()}
-    found = definition.table.history(key.to_pylist()[0], start)
-    log_start = int(found.schema.metadata[b"log_start"])
-    last = found.num_rows - (number - 1) * VERSIONS_SHOWN
+    history = definition.table.history(key.to_pylist()[0], start)
+    log_start = int(history.schema.metadata[b"log_start"])
+    last = history.num_rows - (number - 1) * VERSIONS_SHOWN
     first = max(0, last - VERSIONS_SHOWN)
-    shown = found.slice(first, max(0, last - first)).combine_chunks()
+    shown = history.slice(first, max(0, last - first)).combine_chunks()
     versions = versions_of(shown, definition)[::-1]
     about = _origins(shown)[::-1]
     path, kept = f"/tables/{definition.id}/history", {"key": texts, "start": query.text("start")}
@@ -44,20 +44,20 @@ def history_page(store: Store, definition: Definition, query: Query) -> Page:
         "key": texts,
         "bucket": bucket,
         "log_start": log_start,
-        "versions_all": found.num_rows,
+        "versions_all": history.num_rows,
         "versions": [version_facts(each) | origin for each, origin in zip(versions, about, strict=True)],
     }
 
     def to(page: int) -> str | None:
-        there = page >= 1 and (page - 1) * VERSIONS_SHOWN < found.num_rows
+        there = page >= 1 and (page - 1) * VERSIONS_SHOWN < history.num_rows
         return url(path, **kept, page=page) if there else None
 
     def body() -> Html:
-        pages = pager(Newer=to(number - 1), Older=to(number + 1)) if found.num_rows > VERSIONS_SHOWN else None
+        pages = pager(Newer=to(number - 1), Older=to(number + 1)) if history.num_rows > VERSIONS_SHOWN else None
         return tag(
             "div",
             key_form(definition, texts, path, "Show the history"),
-            tag("p", _words(found.num_rows, log_start), class_="note"),
+            tag("p", _words(history.num_rows, log_start), class_="note"),
             pages,
             [
                 version_html(each, definition, bucket, _about(origin))
