@@ -262,10 +262,10 @@ class Buffer:
         with self._lock:
             self._converting, self._look_at = bool(self._items), self._chunk
             items = [self._items.popleft() for _ in range(len(self._items))]
-            known, self._items_size = self._items_size, 0
+            size, self._items_size = self._items_size, 0
             self._update_has_room()
             self._changed.notify_all()
-        return items, known
+        return items, size
 
     def converted(self, items: int, known: int, now: int) -> None:
         """Record the size of converted items.

@@ -184,12 +184,12 @@ class Sender:
             self._linger_at = now + self._options.linger_ms / 1000
 
     def _take(self) -> None:
-        items, known = self.buffer.take()
+        items, size = self.buffer.take()
         if not items:
             return
         before = self._accumulator.gathered
         self._accumulator.take(items)
-        self.buffer.converted(len(items), known, self._accumulator.gathered - before)
+        self.buffer.converted(len(items), size, self._accumulator.gathered - before)
         refused, self._accumulator.refused = self._accumulator.refused, []
         if refused:
             self.buffer.settle(0, refused)

@@ -107,11 +107,11 @@ def _room(path: Path, runtime: StoreRuntime, files: Files) -> Iterator[None]:
 
 def _keep_of(leader: bytes, path: Path, files: Files) -> None:
     """Remove what an earlier call has copied, unless it has this leader: other copies of a store go on differently."""
-    known = path / paths.BACKUP_LEADER
-    if not known.exists() or read_file(known, bytes_max=store_file.STORE_BYTES_MAX) != leader:
+    record = path / paths.BACKUP_LEADER
+    if not record.exists() or read_file(record, bytes_max=store_file.STORE_BYTES_MAX) != leader:
         for each in (paths.TABLES, paths.JOURNAL.parts[0]):
             files.remove_tree(path / each)
-        files.publish(known, leader)
+        files.publish(record, leader)
 
 
 def _copy(runtime: StoreRuntime, cut: Cut, path: Path, files: Files, progress: Progress) -> Backup:

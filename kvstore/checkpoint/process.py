@@ -105,6 +105,6 @@ class WorkerProcess:
 def error_of(refused: Refused) -> StoreError:
     """The error of a worker, as an exception of this process."""
     # RowsRefused holds more than facts.
-    known = refused.error in errors.__all__ and refused.error != errors.RowsRefused.__name__
-    kind = getattr(errors, refused.error) if known else StoreError
+    is_ours = refused.error in errors.__all__ and refused.error != errors.RowsRefused.__name__
+    kind = getattr(errors, refused.error) if is_ours else StoreError
     return kind(refused.message, **refused.where)

@@ -138,11 +138,11 @@ def _unknown(store: Path, state: CatalogState) -> Iterator[Path]:
     for directory in sorted((store / paths.TABLES).glob("*")):
         if directory.name.isdecimal() and int(directory.name) not in state.tables and has_changes(directory):
             yield directory.relative_to(store)
-    known = {commit.commit_id for writers in state.writers.values() for commit in writers.commits}
+    open_ids = {commit.commit_id for writers in state.writers.values() for commit in writers.commits}
     for file in sorted((store / paths.STAGING).glob("*")):
         table = TableId(int(prefix)) if (prefix := file.name.partition("-")[0]).isdecimal() else None
         commit = None if table is None else paths.staged_commit(file.name, table)
-        if commit is not None and commit not in known:
+        if commit is not None and commit not in open_ids:
             yield file.relative_to(store)
 
 

@@ -43,9 +43,9 @@ def growth_of(known_times: dict[Offset, int], end: Offset, last_ms: int) -> Grow
     Args:
         last_ms: Time of the last commit before the end of the log.
     """
-    known = {offset: time for offset, time in known_times.items() if offset < end} | {end: last_ms}
-    places = list(map(int, known))
-    times = np.maximum.accumulate(list(known.values())).tolist()
+    by_offset = {offset: time for offset, time in known_times.items() if offset < end} | {end: last_ms}
+    places = list(map(int, by_offset))
+    times = np.maximum.accumulate(list(by_offset.values())).tolist()
     ends = dict(zip(times, places, strict=True))  # of several at one time, the last
     return Growth([times[0] - 1, *ends], [places[0], *ends.values()])
 

@@ -420,8 +420,8 @@ def _facts_in(path: Path) -> dict[str, object]:
 
 
 def _holder(path: Path) -> dict[str, object]:
-    known = _facts_in(path)
-    return {f"holder_{name}": known[name] for name in ("pid", "host") if name in known}
+    facts = _facts_in(path)
+    return {f"holder_{name}": facts[name] for name in ("pid", "host") if name in facts}
 
 
 def _forget_all() -> None:

@@ -124,12 +124,12 @@ class StoreDirectory:
 
     def _known(self, directory: Path, identity: Identity) -> Identity:
         """The identity that is noted of a directory, which is the one found if there was none."""
-        known = self._noted.setdefault(directory, identity)
+        noted = self._noted.setdefault(directory, identity)
         child = directory
         while child != self.path and child.parent != child and child not in self._in.setdefault(child.parent, set()):
             self._in[child.parent].add(child)
             child = child.parent
-        return known
+        return noted
 
     def forget(self, directory: Path) -> None:
         """Forget which directory has a path, and those below it: this process removes them and may make others."""

@@ -111,10 +111,10 @@ class Origins:
         id = header.writer_id
         if id == NO_WRITER:
             return _NO_ORIGIN
-        known = self.writer(id)
-        if known is None:
+        named = self.writer(id)
+        if named is None:
             return Origin(str(id), int(id), header.writer_epoch, sequence=header.batch_sequence)
-        name, writer = known
+        name, writer = named
         if writer.kind != "epochs":
             return Origin(name, int(id), header.writer_epoch, sequence=header.batch_sequence)
         epoch = writer.first_epoch + header.batch_sequence
@@ -134,12 +134,12 @@ class Origins:
 
     def columns(self, headers: list[BatchHeader]) -> list[pa.Array]:
         """``ORIGIN_FIELDS`` of the batches with these headers, one row for each."""
-        known: dict[int, Origin] = {}
+        origin_of: dict[int, Origin] = {}
         origins = []
         for header in headers:
-            if header.base_offset not in known:
-                known[header.base_offset] = self.of(header)
-            origins.append(known[header.base_offset])
+            if header.base_offset not in origin_of:
+                origin_of[header.base_offset] = self.of(header)
+            origins.append(origin_of[header.base_offset])
         return [pa.array([getattr(each, field.name) for each in origins], field.type) for field in ORIGIN_FIELDS]
 
 

@@ -41,16 +41,16 @@ def history_schema(definition: TableDefinition, log_start: Offset) -> pa.Schema:
 
 def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
     """Every version of a row; see :meth:`kvstore.Table.history`."""
-    known = past.current()
-    check_undoable(known)
-    key_row = intake.key_rows([key], layout_of(known).key_schema)
+    latest = past.current()
+    check_undoable(latest)
+    key_row = intake.key_rows([key], layout_of(latest).key_schema)
     bucket = BucketId(0)
     if len(past.handles) > 1:
-        bucket = BucketId(int(buckets_of_rows(known, key_row)[0]))
+        bucket = BucketId(int(buckets_of_rows(latest, key_row)[0]))
     log = past.handles[bucket].log
     with past.reading():
         first, end, _ = past.range_of(bucket, start, "latest")
-        definition = past.latest().named_as(known)  # read after `end`, so that it has the schemas of all changes
+        definition = past.latest().named_as(latest)  # read after `end`, so that it has the schemas of all changes
         origins = past.origins()
         headers: dict[Offset, BatchHeader] = {}
 

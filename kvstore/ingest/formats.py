@@ -436,8 +436,8 @@ class _Csv:
             part = cells.slice(start, stop - start)
             columns = []
             for name, column in zip(part.schema.names, part.columns, strict=True):
-                known = name in schema.names and pa.types.is_string(column.type)
-                columns.append(_column(from_text, column, schema.field(name)) if known else column)
+                is_text = name in schema.names and pa.types.is_string(column.type)
+                columns.append(_column(from_text, column, schema.field(name)) if is_text else column)
             return intake.conform(pa.RecordBatch.from_arrays(columns, part.schema.names), schema)
 
         return cells.num_rows, fit

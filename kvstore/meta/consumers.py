@@ -72,8 +72,8 @@ class TableConsumers:
 
     def position(self, name: str) -> dict[int, int] | None:
         """Position by bucket of a consumer; None if there is none of that name, or it is a lease."""
-        known = self.named.get(name)
-        return None if known is None or known.until_ms is not None else dict(enumerate(known.offsets))
+        consumer = self.named.get(name)
+        return None if consumer is None or consumer.until_ms is not None else dict(enumerate(consumer.offsets))
 
     def lasting(self) -> dict[str, dict[int, int]]:
         """Positions by name and bucket, without leases."""

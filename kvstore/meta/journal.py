@@ -624,5 +624,7 @@ def _is_late(state: CatalogState, payload: Payload) -> bool:
         return True
     if not isinstance(payload, SetConsumer):
         return False
-    known = state.consumers_of(payload.table_id).named.get(payload.name)
-    return known is None or known.until_ms != payload.until_ms or not all(map(ge, payload.offsets, known.offsets))
+    consumer = state.consumers_of(payload.table_id).named.get(payload.name)
+    return (
+        consumer is None or consumer.until_ms != payload.until_ms or not all(map(ge, payload.offsets, consumer.offsets))
+    )

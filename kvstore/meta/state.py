@@ -355,8 +355,8 @@ class CatalogState:
             case SetConsumer() | DropConsumer() as of:
                 if of.table_id not in self.tables:
                     return state
-                known = self.consumers_of(of.table_id).after(of, edit.time_ms)
-                return replace(state, consumers=_with(self.consumers, of.table_id, known, NO_CONSUMERS))
+                consumers_after = self.consumers_of(of.table_id).after(of, edit.time_ms)
+                return replace(state, consumers=_with(self.consumers, of.table_id, consumers_after, NO_CONSUMERS))
             case AddReplica() | DropReplica() | ReportReplica() | TellReplica() | FindReplica() as replica:
                 return replace(state, replicas=replicas_after(self.replicas, replica, self.tables))
         if isinstance(edit.payload, CreateJob | AboutJob):

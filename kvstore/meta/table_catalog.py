@@ -123,8 +123,8 @@ class TableCatalog:
             NoSuchTable: The table was dropped.
         """
         state = self.journal.state()
-        known = self._known
-        return known[1] if known is not None and known[0] is state else self._as_of(state)
+        kept = self._known
+        return kept[1] if kept is not None and kept[0] is state else self._as_of(state)
 
     def _as_of(self, state: CatalogState) -> Now:
         definition = state.tables.get(self.table)

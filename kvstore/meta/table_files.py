@@ -248,19 +248,21 @@ def lost_edits(
     ):
         if id in dropped:
             continue
-        known = state.tables.get(id)
-        wanted = table.name if known is None or id in newer else known.name
+        table_there = state.tables.get(id)
+        wanted = table.name if table_there is None or id in newer else table_there.name
         if names.setdefault(wanted, id) != id:
             problems.append(f"table {id}: the catalog has another table of its name, {wanted}")
-            if known is None:
+            if table_there is None:
                 continue
             # The name of a table stays what it was, or gets one that no other table can have.
-            wanted = next(name for name in (known.name, f"{known.name}.{id}") if names.setdefault(name, id) == id)
-        if known is not None and wanted != known.name:
+            wanted = next(
+                name for name in (table_there.name, f"{table_there.name}.{id}") if names.setdefault(name, id) == id
+            )
+        if table_there is not None and wanted != table_there.name:
             renaming.append(RenameTable(table_id=id, name=wanted))
-        if known is not None and id in newer and table.options != known.options:
+        if table_there is not None and id in newer and table.options != table_there.options:
             making.append(AlterTable(table_id=id, options=table.options))
-        making += table.edits()[0 if known is None else known.schema_id :]
+        making += table.edits()[0 if table_there is None else table_there.schema_id :]
     # First all names, so that at no time two tables that have one are changed.
     return [*dropping, *renaming, *making], problems
 

@@ -99,8 +99,10 @@ class TableWriters:
         """The writers after one more edit; an edit about something dropped does nothing."""
         match edit:
             case OpenWriter():
-                known = self.named.get(edit.name)
-                former = self.former if known is None or known.writer_id == edit.writer_id else self._former(edit.name)
+                writer = self.named.get(edit.name)
+                former = (
+                    self.former if writer is None or writer.writer_id == edit.writer_id else self._former(edit.name)
+                )
                 if edit.writer_id in former:
                     former -= {edit.writer_id}
                 return replace(self, named=self.named.put(edit.name, opened(edit)), former=former)

@@ -159,10 +159,10 @@ class Patch:
             InvalidRequest: The patch is for another table.
         """
         self._check_table(table)
-        known = table.writers.get(self.writer)
+        writer = table.writers.get(self.writer)
         # A bucket has its part only once the commit is decided; after a crash, some may lack theirs for a while.
-        return known is not None and any(
-            table.bucket(bucket).last_sequence(known.writer_id) is not None for bucket in range(table.buckets)
+        return writer is not None and any(
+            table.bucket(bucket).last_sequence(writer.writer_id) is not None for bucket in range(table.buckets)
         )
 
     def check(self, table: Table) -> None:

@@ -127,9 +127,9 @@ class Source:
 
     def forget(self, stream: Stream, before: int) -> None:
         """Forget the names of objects that end at or before an offset, from which on the stream is read."""
-        known = self._sizes.get(stream, {})
-        for name in [name for name in known if name.end <= before]:
-            del known[name]
+        sizes = self._sizes.get(stream, {})
+        for name in [name for name in sizes if name.end <= before]:
+            del sizes[name]
 
     def _has_new(self, stream: Stream, start: int, end: int) -> bool:
         """Whether there is a path from one offset to another, also among objects that are listed for this."""

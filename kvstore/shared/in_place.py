@@ -23,13 +23,13 @@ class SharedCatalog:
             Unavailable: The object store can't be reached.
         """
         listed = [name for name, _ in self._client.list(f"{shared_table.DEFINITIONS_PREFIX}/")]
-        known = {shared_table.definition_name(name): name for name in self._found}
-        for name in set(listed) - known.keys():
+        name_of = {shared_table.definition_name(name): name for name in self._found}
+        for name in set(listed) - name_of.keys():
             data = self._client.get(name, bytes_max=shared_table.DEFINITION_BYTES_MAX)
             described = shared_table.decode_named_definition(bytes(data), name)
             self._found[described.name] = SharedTable(self._url, self._client, described)
-            known[name] = described.name
-        return sorted(known[name] for name in listed)
+            name_of[name] = described.name
+        return sorted(name_of[name] for name in listed)
 
     def find(self, name: str) -> SharedTable:
         """The table of a name; raises what :meth:`SharedTable.find` raises."""

@@ -51,9 +51,9 @@ class SharedTail:
         Raises:
             MissingVersion, CorruptData, Unavailable: See :meth:`SharedTable.newest`. The next poll continues.
         """
-        now_ms, known = self._clock.now_ms(), self._epoch.epoch
-        number = self._shared.newest_number(known)
-        if number != known:
+        now_ms, epoch = self._clock.now_ms(), self._epoch.epoch
+        number = self._shared.newest_number(epoch)
+        if number != epoch:
             self._take(self._shared.epoch(number) or self._shared.newest(), now_ms)
         else:
             self.table = replace(self.table, as_of_ms=max(now_ms + 1, self.table.as_of_ms))

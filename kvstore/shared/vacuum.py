@@ -108,9 +108,9 @@ def _never_created(client: Client, listed: Collection[str], now_ms: int) -> list
 
 def _numbers_of(table: SharedTable, numbers: list[int], newest: SharedEpoch) -> list[int]:
     """The numbers of the table's epochs up to the newest, of those that are there."""
-    known = set(numbers)
+    numbers_there = set(numbers)
     begin = newest.epoch
-    while begin - 1 in known:
+    while begin - 1 in numbers_there:
         begin -= 1
     first = first_epoch(table, range(begin, newest.epoch + 1), newest)
     return list(range(first, newest.epoch + 1))

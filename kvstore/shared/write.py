@@ -53,8 +53,8 @@ def write_once(table: SharedTable, writer: str | None, apply: Apply, clock: Cloc
     """
     for _ in range(TRIES):
         base = table.newest()
-        if writer is not None and (known := base.written(writer)) is not None:
-            return WriteSummary(known, duplicated=True)
+        if writer is not None and (epoch := base.written(writer)) is not None:
+            return WriteSummary(epoch, duplicated=True)
         began, at_ms = clock.monotonic(), max(clock.now_ms(), base.committed_ms + 1)
         ranges = apply(base, at_ms)
         if ranges is None:

@@ -137,8 +137,8 @@ class Options:
             InvalidRequest: An option is for another use, or a changelog or binlog would be written.
         """
         names = {"read": _READS, "batch write": _WRITES, "stream write": _STREAM_WRITES}[use]
-        known = {name.lower() for name in (*_ALL, *names, *(_SPARKS if use == "stream write" else ()))}
-        if others := sorted(set(self.given) - known):
+        names_taken = {name.lower() for name in (*_ALL, *names, *(_SPARKS if use == "stream write" else ()))}
+        if others := sorted(set(self.given) - names_taken):
             raise InvalidRequest(
                 f"This option is not for a {use}; leave it out.", unknown=others, options=(*_ALL, *names)
             )

@@ -169,8 +169,8 @@ def _written(df: DataFrame, url: str, table: str, name: str | None, columns: Seq
     job = _Write(url, shared.described, uuid4().hex, None if columns is None else column_names("columns", columns))
     job.fitting(shared, empty(arrow_schema(df.schema)))  # columns that do not fit are refused before any task runs
     base = shared.newest()
-    if name is not None and (known := base.written(name)) is not None:
-        return WriteSummary(known, duplicated=True)
+    if name is not None and (epoch := base.written(name)) is not None:
+        return WriteSummary(epoch, duplicated=True)
     pieces = sorted(
         (piece for result in _results(mapped(df, job.stage, _RESULT)) for piece in result),
         key=lambda piece: (piece["partition"], piece["number"]),

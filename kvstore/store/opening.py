@@ -253,8 +253,8 @@ class StoreInReplica(ReadStore):
                 report = BucketReport(tables[each.stream.table_id].name, each.stream.bucket)
                 report.findings += [_text_of(finding) for finding in problems if finding.stream == each.stream]
                 reports.append(report)
-        known = {each.stream for each in source.manifest.shipped if each.stream.table_id in tables}
-        return CheckReport(reports, [_text_of(finding) for finding in problems if finding.stream not in known])
+        streams = {each.stream for each in source.manifest.shipped if each.stream.table_id in tables}
+        return CheckReport(reports, [_text_of(finding) for finding in problems if finding.stream not in streams])
 
     def check_open(self) -> None:
         """Refuse calls on what is closed, or was opened before a ``fork()``.
@@ -330,8 +330,8 @@ class SharedTables(StoreInReplica):
 
     def _followed(self, name: str) -> FollowedTable:
         shared = self._catalog_of_shared.find(name)
-        known = self._tables.get(shared.definition.id)
-        return self._follow(SharedTail(shared, self._clock)) if known is None else known
+        table = self._tables.get(shared.definition.id)
+        return self._follow(SharedTail(shared, self._clock)) if table is None else table
 
     def check(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> CheckReport:
         """Verify all tables; see :func:`kvstore.shared.check`.

@@ -251,8 +251,8 @@ class StoreRuntime:
 
     def open_table(self, definition: TableDefinition) -> OpenTable:
         """A table, opened in this process if it was not."""
-        known = self._tables.get(definition.id)
-        return known if known is not None else self._opened(definition)
+        handle = self._tables.get(definition.id)
+        return handle if handle is not None else self._opened(definition)
 
     def _transact(self, content: bytes) -> tuple[Kind, bytes]:
         """Commit a transaction that another process sends."""
@@ -377,8 +377,8 @@ class StoreRuntime:
             while made := handle.make_some_entries():
                 done += made
                 report(done)
-        if done < (known := sum(each.state().row_count for each in handles)):
-            report(known)  # rows in memory get theirs as they are merged
+        if done < (total := sum(each.state().row_count for each in handles)):
+            report(total)  # rows in memory get theirs as they are merged
 
     def duplicate(self, definition: TableDefinition, index: str) -> UniqueViolation | None:
         """Two rows of a table that have the same values in an index, as an error; None if there are none."""

@@ -167,11 +167,11 @@ class Session:
             self._release_former()
             # Reads that have begun continue in it for a while.
             self.runtime, self._former = opened, former
-            for table, known in list(self.tables.items()):
-                if (definition := opened.catalog().tables.get(known.table)) is not None:
+            for table, handle in list(self.tables.items()):
+                if (definition := opened.catalog().tables.get(handle.table)) is not None:
                     table.use(opened.open_table(definition))
                 else:
-                    table.use_catalog(replace(known, journal=opened.journal))
+                    table.use_catalog(replace(handle, journal=opened.journal))
 
     @uninterrupted
     def _end_former(self) -> None:

@@ -38,8 +38,8 @@ class Alterations:
         """Add columns; see :meth:`kvstore.Store.add_columns`."""
 
         def edit_of(now: TableDefinition) -> AddSchema:
-            known = set(now.schema.names)
-            if doubled := [field.name for field in fields if field.name in known]:
+            names = set(now.schema.names)
+            if doubled := [field.name for field in fields if field.name in names]:
                 raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
             added = list(schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ()))[len(now.schema) :]
             whole = pa.schema([*now.stored, *added])

@@ -168,9 +168,9 @@ def without_index(definition: TableDefinition, name: Any) -> TableOptions:
         InvalidRequest: There is no index of that name.
     """
     indexes = definition.options.indexes
-    known = [each.name for each in definition.indexes]
-    if not indexes or name not in known:
-        raise InvalidRequest("The table has no such index.", index=shown(name), indexes=known)
+    names = [each.name for each in definition.indexes]
+    if not indexes or name not in names:
+        raise InvalidRequest("The table has no such index.", index=shown(name), indexes=names)
     kept = [each for each in indexes.known if each.name != name]
     return msgspec.structs.replace(definition.options, indexes=msgspec.structs.replace(indexes, known=kept))
 
@@ -179,12 +179,12 @@ def indexes_like(table: TableDefinition, schema: pa.Schema) -> SecondaryIndexes 
     """The secondary indexes of a table, for one with other columns; those of which it lacks a column are left out."""
     if not table.options.indexes:
         return msgspec.UNSET
-    known = []
+    indexes = []
     for each in table.indexes:
         names = [table.stored.field(place).name for place in each.columns]
         if set(names) <= set(schema.names):
-            known.append(msgspec.structs.replace(each, columns=list(map(schema.names.index, names))))
-    return msgspec.structs.replace(table.options.indexes, known=known) if known else msgspec.UNSET
+            indexes.append(msgspec.structs.replace(each, columns=list(map(schema.names.index, names))))
+    return msgspec.structs.replace(table.options.indexes, known=indexes) if indexes else msgspec.UNSET
 
 
 def _with_index(
@@ -193,19 +193,19 @@ def _with_index(
     if key is None:
         raise UnsupportedOperation("A log table has no key, and so no index; create a table with a primary key.")
     name, names = printable("name", name, schemas.NAME_BYTES_MAX), column_names("columns", columns)
-    known = before.known if before else []
-    if any(each.name == name for each in known):
+    indexes = before.known if before else []
+    if any(each.name == name for each in indexes):
         raise InvalidRequest("The table has an index of that name; choose another, or drop it.", index=name)
     there = schemas.without_dropped(stored)
     if unknown := [column for column in names if column not in there.names]:
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=there.names)
     if nested := [column for column in names if pa.types.is_nested(there.field(column).type)]:
         raise InvalidRequest("An index can't be on lists, maps or structs; their values have no order.", columns=nested)
-    if len(known) >= INDEXES_MAX:
+    if len(indexes) >= INDEXES_MAX:
         raise InvalidRequest(f"A table has at most {INDEXES_MAX} indexes; drop one.", index=name)
     index_id = before.next_id if before else 1
     made = SecondaryIndex(index_id=index_id, name=name, columns=list(map(stored.names.index, names)))
-    return SecondaryIndexes(next_id=index_id + 1, known=[*known, made])
+    return SecondaryIndexes(next_id=index_id + 1, known=[*indexes, made])
 
 
 def bucket_key_of(schema: pa.Schema, key: Sequence[str] | None, given: Any) -> list[str] | None:

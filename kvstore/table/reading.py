@@ -416,11 +416,11 @@ class Reading:
         """The searches in each bucket, if they serve a value of one column."""
         if len(columns) != 1:
             return None
-        known = self._searches
-        if known is None or known[0] is not definition:
-            self._searches = known = definition, [SingleSearches(definition) for _ in self.handles]
+        searches = self._searches
+        if searches is None or searches[0] is not definition:
+            self._searches = searches = definition, [SingleSearches(definition) for _ in self.handles]
         [(column, value)] = columns.items()
-        return known[1] if known[1][0].serves(column, value) else None
+        return searches[1] if searches[1][0].serves(column, value) else None
 
     def found(self, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.Table:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""

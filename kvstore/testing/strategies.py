@@ -203,10 +203,10 @@ def _values(kind: pa.DataType) -> st.SearchStrategy[bytes]:
     width = kind.bit_width // 8
     if pa.types.is_date64(kind):
         return _near(-(2**31), 2**31 - 1).map(lambda day: (day * _DAY_MS).to_bytes(width, "little", signed=True))
-    known = carrier_of(kind)
-    if known is None or known.layout is Layout.OPAQUE:
+    carrier = carrier_of(kind)
+    if carrier is None or carrier.layout is Layout.OPAQUE:
         return st.sampled_from([bytes(width), b"\xff" * width]) | st.binary(min_size=width, max_size=width)
-    if (limits := known.numbers(kind)) is not None:
+    if (limits := carrier.numbers(kind)) is not None:
         return _near(*limits).map(lambda value: value.to_bytes(width, "little", signed=True))
     # Of floats any bits, so also every NaN.
     return _near(0, 2**kind.bit_width - 1).map(lambda value: value.to_bytes(width, "little"))

@@ -162,16 +162,14 @@ class _Watched:
         return answer
 
     def _look(self, changes: Changes, sequence: int) -> None:
-        known = self._batches[sequence].rows if 0 <= sequence < len(self._batches) else None
-        if known is None and sequence != len(self._batches):
+        rows = self._batches[sequence].rows if 0 <= sequence < len(self._batches) else None
+        if rows is None and sequence != len(self._batches):
             self._break("numbers", f"Sequence {sequence} is sent after {len(self._batches) - 1}.")
-        if known is not None and known != changes.rows:
-            self._break(
-                "same", f"Sequence {sequence} has {changes.rows.num_rows} rows, before it had {known.num_rows}."
-            )
+        if rows is not None and rows != changes.rows:
+            self._break("same", f"Sequence {sequence} has {changes.rows.num_rows} rows, before it had {rows.num_rows}.")
         if sequence > self._last_answered + WINDOW:
             self._break("five", f"Sequence {sequence} is sent after {self._last_answered}, the last one acknowledged.")
-        if known is None:
+        if rows is None:
             self._batches.append(changes)
 
     def _break(self, rule: str, what: str) -> None:

@@ -76,10 +76,10 @@ class Changes:
         given = {name for word, row in listed if word == "upsert" for name in row}
         optional = pa.schema([field.with_nullable(True) for field in schema if not given or field.name in given])
         nothing = dict.fromkeys(optional.names)
-        known = set(schema.names)
+        names = set(schema.names)
         rows = []
         for word, row in listed:
-            if word == "delete" and row.keys() <= known:
+            if word == "delete" and row.keys() <= names:
                 row = nothing | {name: value for name, value in row.items() if name in nothing}
             rows.append(row)
         return cls(

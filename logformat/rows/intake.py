@@ -309,9 +309,9 @@ class _MisfitsOf:
 
 
 def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> None:
-    there, known = set(given), set(schema.names)
+    there, names = set(given), set(schema.names)
     missing = [field.name for field in schema if field.name not in there and not (fills and field.nullable)]
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in given if name not in names]
     if missing:
         raise SchemaMismatch(
             "A column is missing; only a nullable column of a whole row may be left out.",

@@ -47,8 +47,8 @@ def column_of(values: list[Any], stored: pa.DataType) -> pa.Array:
     if pa.types.is_struct(stored) and not all(issubclass(kind, Mapping) for kind in kinds):
         values = list(map(row_of, values))
         kinds = set(map(type, values)) - {type(None)}
-    known = column_type(stored)
-    taken, but, build = known.taken, known.but, _NESTED.get(known) or known.column_of
+    column_kind = column_type(stored)
+    taken, but, build = column_kind.taken, column_kind.but, _NESTED.get(column_kind) or column_kind.column_of
     if any(issubclass(kind, (Enum, UUID)) and not issubclass(kind, taken) for kind in kinds):
         values = [_value_stored_for(value, taken) for value in values]
         kinds = set(map(type, values)) - {type(None)}

@@ -139,8 +139,8 @@ def function_given(column: str, given: Any) -> Function:
         return listagg()
     if name in _ALLOWED:
         return Function(name)
-    known = ", ".join((*NAMES, *_ALIASES))
-    raise InvalidRequest(f"Unknown function; the functions are {known}.", column=column, function=repr(given))
+    names = ", ".join((*NAMES, *_ALIASES))
+    raise InvalidRequest(f"Unknown function; the functions are {names}.", column=column, function=repr(given))
 
 
 LAST_VALUE = Function("last_value")

@@ -15,7 +15,7 @@ def consumers(path: Directory, as_json: AsJson = False) -> None:
     Python with store.drop_consumer(name).
     """
     with opened_store(path) as store:
-        known, metrics = store.consumers, store.metrics("dict")
+        positions, metrics = store.consumers, store.metrics("dict")
     lags: list[dict[str, Any]] = [
         {
             "consumer": name,
@@ -23,7 +23,7 @@ def consumers(path: Directory, as_json: AsJson = False) -> None:
             "position": list(offsets.values()) if len(offsets) > 1 else offsets[0],
             **{word: metrics[metric].get(name, {}).get(table) for word, metric in _LAGS.items()},
         }
-        for name, tables in sorted(known.items())
+        for name, tables in sorted(positions.items())
         for table, offsets in sorted(tables.items())
     ]
     if as_json:

@@ -46,17 +46,17 @@ class Known:
 def writers_page(store: Store, definition: Definition, query: Query) -> Page:
     """Named writers, open commits, and the windows of ``bucket``; ``page`` counts from 1, of both lists."""
     bucket, number = query.number("bucket", most=definition.buckets - 1) or 0, query.number("page", least=1) or 1
-    known = Known.of(definition)
-    named = _named(store, definition, known)
+    sequences = Known.of(definition)
+    named = _named(store, definition, sequences)
     first = (number - 1) * WRITERS_SHOWN
-    windows: Any = attempt(lambda: _windows(definition, bucket, known, first))
+    windows: Any = attempt(lambda: _windows(definition, bucket, sequences, first))
     facts: dict[str, Any] = {
         "id": definition.id,
         "table": definition.name,
         "bucket": bucket,
         "named_all": len(named),
         "named": named[first : first + WRITERS_SHOWN],
-        "fenced_ids": len(known.fenced),
+        "fenced_ids": len(sequences.fenced),
         "open_commits": [
             {"writer_id": each.writer_id, "epoch": each.writer_epoch, "sequence": each.sequence}
             for each in definition.table.open_commits

@@ -212,12 +212,12 @@ class Copy:
 
     def _remove_orphans(self) -> None:
         """Remove tables that were being dropped or created when a process died."""
-        known = self.state.tables
+        tables = self.state.tables
         with refusals(self.path):
             for left in self.path.glob(f"*{paths.TEMPORARY}"):
                 self._files.remove_tree(left) if left.is_dir() else self._files.remove(left)
             for directory in (self.path / paths.TABLES).glob("*"):
-                if directory.name.isdecimal() and TableId(int(directory.name)) not in known:
+                if directory.name.isdecimal() and TableId(int(directory.name)) not in tables:
                     self._files.remove_tree(directory)
 
 

@@ -85,12 +85,12 @@ def _planned(source: Source, tables: NewTables) -> Round:
     tail, state = list(edits), base
     for edit in tail:
         state = state.after(edit)
-    known: dict[Stream, CopyProgress | None] = {}
+    progress_of: dict[Stream, CopyProgress | None] = {}
 
     def progress(stream: Stream) -> CopyProgress | None:
-        if stream not in known:
-            known[stream] = tables.progress(stream, state.tables[stream.table_id])
-        return known[stream]
+        if stream not in progress_of:
+            progress_of[stream] = tables.progress(stream, state.tables[stream.table_id])
+        return progress_of[stream]
 
     planned = Planner(source, progress).plan(base, tail)
     if not planned.edits:

@@ -51,8 +51,8 @@ def divergence_of(copy: Copy, source: Source) -> int:
 
 def _first_of_later_leaders(copy: Copy, source: Source, stream: Stream) -> ObjectName | None:
     """The first object of leaders after the copy's; None if there is none."""
-    known = copy.state.leader_epoch
-    names = (name for name in source.objects(stream) if name.epoch > known)
+    epoch = copy.state.leader_epoch
+    names = (name for name in source.objects(stream) if name.epoch > epoch)
     return min(names, key=lambda name: (name.start, name.kind != "snapshot"), default=None)
 
 

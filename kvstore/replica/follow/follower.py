@@ -367,8 +367,8 @@ class Follower:
 
     def _places(self, copy: Copy) -> Places:
         """All replicas in the copy's catalog, and the one that it follows if the catalog does not have it."""
-        known = {name: partial(self._connect, replica.url) for name, replica in copy.state.replicas.items()}
-        return {**known, self._followed_replica(copy.state): lambda: self._client}
+        connections = {name: partial(self._connect, replica.url) for name, replica in copy.state.replicas.items()}
+        return {**connections, self._followed_replica(copy.state): lambda: self._client}
 
     def _followed_replica(self, state: CatalogState) -> str:
         """The name of the replica that the copy follows; its URL if the catalog does not have it."""

@@ -113,8 +113,8 @@ class ReplicaReader:
 
     def inserts(self, wanted: Rows, columns: Sequence[str], directory: Path) -> Iterator[pa.RecordBatch]:
         """Read the same rows as the inserts with which a changelog from ``full`` starts; raises the same errors."""
-        known = set(self.definition.schema.names)
-        names = [name for name in columns if name in known] or self.definition.primary_key
+        columns_there = set(self.definition.schema.names)
+        names = [name for name in columns if name in columns_there] or self.definition.primary_key
         assert names is not None
         with self._rebuilt(wanted, directory) as rebuilt:
             about = wanted.bucket, wanted.end, rebuilt.last_timestamp

@@ -80,11 +80,11 @@ class CommitLog:
     def _recent(self, definition: TableDefinition, ends: Mapping[Stream, int]) -> dict[Commit, int]:
         """Commits that had not ended at the time of the manifest, each with its beginning (ms)."""
         since = self._source.manifest.as_of_ms - SLACK_MS
-        known = self.unsettled(definition)
+        unsettled = self.unsettled(definition)
         if self._image_ms is None or self._image_ms < since:
-            return known
+            return unsettled
         # Commits that ended before the image was made are in the buckets only.
-        return self._found_in_buckets(definition, ends, since - _UNKNOWN_MS) | known
+        return self._found_in_buckets(definition, ends, since - _UNKNOWN_MS) | unsettled
 
     def _found_in_buckets(
         self, definition: TableDefinition, ends: Mapping[Stream, int], since_ms: int

@@ -51,20 +51,20 @@ class Shipping:
             self._thread.join()
 
     def _run(self) -> None:
-        known: dict[str, Replica] = {}
+        watched: dict[str, Replica] = {}
         while not self._closing.is_set():
             try:
                 replicas = self._replicas()
             except StoreClosed:
                 return
             except StoreError as error:  # the catalog can't be read
-                self.failures |= dict.fromkeys(known, error)
+                self.failures |= dict.fromkeys(watched, error)
                 self._closing.wait(self._every)
                 continue
             for name in self.failures.keys() - replicas.keys():
                 self.failures.pop(name)  # it was removed; a later replica of the same name is another one
-            known = {name: known.get(name, replica) for name, replica in replicas.items()}
-            for name, replica in known.items():
+            watched = {name: watched.get(name, replica) for name, replica in replicas.items()}
+            for name, replica in watched.items():
                 self._ship(name, replica)
             self._closing.wait(self._every)
 

@@ -153,7 +153,7 @@ class Shipper:
             return Shipment(0, 0, 0)
         self.lead()
         catalog: Shipped | None = None
-        known, shipped, lag = set[Stream](), list[Shipped](), 0
+        streams, shipped, lag = set[Stream](), list[Shipped](), 0
         while True:
             catalog = self._ship_catalog(catalog or status.of(CATALOG)) or catalog
             for stream, (handle, end) in ends.items():
@@ -162,9 +162,9 @@ class Shipper:
                     lag += end - (before.end if before is not None else 0)
                     with self._unless_dropped(stream):
                         shipped.append(self._ship_bucket(stream, handle, before, end))
-            known |= ends.keys()
+            streams |= ends.keys()
             # A table may have come with rows meanwhile, perhaps in the place of another: it never was without them.
-            if not (ends := self._ends(known)):
+            if not (ends := self._ends(streams)):
                 break
         if catalog is not None:
             shipped.append(catalog)

@@ -420,8 +420,8 @@ def _column_of(columns: StructType, case_sensitive: bool) -> Callable[[str], str
 def _known(given: Mapping[str, str], column_of: Callable[[str], str]) -> dict[str, str]:
     """The properties that a store has, and their columns as the table writes them."""
     wanted = {name.replace("primary-key", KEY): value for name, value in given.items() if name not in _SPARKS}
-    known = {name for name in wanted if name in NAMES or FUNCTION.fullmatch(name) or name.startswith("option.")}
-    if unknown := sorted(set(wanted) - known):
+    names_taken = {name for name in wanted if name in NAMES or FUNCTION.fullmatch(name) or name.startswith("option.")}
+    if unknown := sorted(set(wanted) - names_taken):
         raise InvalidRequest("Unknown property of a table.", unknown=unknown, properties=NAMES)
     for name in (KEY, BUCKET_KEY, VERSION, INCREMENT):
         if name in wanted:

@@ -47,12 +47,12 @@ def _of_changes(splits_read: SplitsRead, wanted: Sequence[Aggregate]) -> list[Va
     if any(name != "count" and column != _OFFSET for name, column in wanted):
         return None
     extents = [splits.change_extent(start, end) for splits, start, end in splits_read]
-    known: dict[str, Value] = {
+    value_of: dict[str, Value] = {
         "count": sum(count for count, _, _ in extents),
         "min": min((first for _, first, _ in extents if first is not None), default=None),
         "max": max((last for _, _, last in extents if last is not None), default=None),
     }
-    return [known[name] for name, _ in wanted]
+    return [value_of[name] for name, _ in wanted]
 
 
 def _of_rows(table: Table, splits_read: SplitsRead, wanted: Sequence[Aggregate]) -> list[Value] | None:
@@ -60,13 +60,13 @@ def _of_rows(table: Table, splits_read: SplitsRead, wanted: Sequence[Aggregate])
     assert key is not None
     if any(name != "count" and (column != key[0] or not _has_order(table.schema, key[0])) for name, column in wanted):
         return None
-    known: dict[str, Value] = {}
+    value_of: dict[str, Value] = {}
     for name in {name for name, _ in wanted}:
         if name == "count":
             counts = [splits.row_count(as_of=end) for splits, _, end in splits_read]
             if None in counts:
                 return None
-            known[name] = sum(count for count in counts if count is not None)
+            value_of[name] = sum(count for count in counts if count is not None)
             continue
         bounds = [splits.first_and_last_keys(as_of=end) for splits, _, end in splits_read]
         values: list[Value] = []
@@ -75,8 +75,8 @@ def _of_rows(table: Table, splits_read: SplitsRead, wanted: Sequence[Aggregate])
                 return None
             column = rows.column(key[0])
             values += (column.cast(pa.int32()) if pa.types.is_date(column.type) else column).to_pylist()
-        known[name] = (min if name == "min" else max)(values, default=None)  # type: ignore[type-var] # of one type
-    return [known[name] for name, _ in wanted]
+        value_of[name] = (min if name == "min" else max)(values, default=None)  # type: ignore[type-var] # of one type
+    return [value_of[name] for name, _ in wanted]
 
 
 def _has_order(schema: pa.Schema, name: str) -> bool:

@@ -95,8 +95,8 @@ def lists_of(filters: Iterable[Filter], schema: pa.Schema, columns: Sequence[str
 def _array(values: Iterable[Any], kind: pa.DataType) -> pa.Array | None:
     """Values of Spark as those of a stored type, without nulls, each once; None if the type lacks one of them."""
     try:
-        known = [bytes(value) if isinstance(value, bytearray) else value for value in values if value is not None]
-        return pa.array(known, spark_type(kind)).cast(kind).unique()
+        items = [bytes(value) if isinstance(value, bytearray) else value for value in values if value is not None]
+        return pa.array(items, spark_type(kind)).cast(kind).unique()
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         return None
 
@@ -130,12 +130,12 @@ def _expression(filter: Filter, schema: pa.Schema) -> pc.Expression | None:
             items = _array(filter.value, kind)
             return None if items is None else field.isin(items)
         values = [_scalar(value, kind) for value in filter.value if value is not None]
-        known = [value.as_py() for value in values if value is not None]
-        if len(known) < len(values):
+        items_given = [value.as_py() for value in values if value is not None]
+        if len(items_given) < len(values):
             return None
-        if 0.0 in known:
-            known += [0.0, -0.0]  # Arrow's isin tells them apart, Spark does not
-        return field.isin(pa.array(known, kind))
+        if 0.0 in items_given:
+            items_given += [0.0, -0.0]  # Arrow's isin tells them apart, Spark does not
+        return field.isin(pa.array(items_given, kind))
     if isinstance(filter, (StringStartsWith, StringEndsWith, StringContains)):
         return _of_text(filter, field) if pa.types.is_string(kind) else None
     value = _scalar(filter.value, kind)

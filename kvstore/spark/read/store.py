@@ -319,8 +319,8 @@ class FollowedStore:
         name = self._options.consumer
         if name is None or (self._is_registered and not began):
             return
-        known = self._table().consumers.get(name)
-        if began or known is None or any(known[bucket] > offset for bucket, offset in before.items()):
+        position = self._table().consumers.get(name)
+        if began or position is None or any(position[bucket] > offset for bucket, offset in before.items()):
             # The next plan reports expired changes.
             self._table().parts.hold(name, before)
         self._is_registered = True

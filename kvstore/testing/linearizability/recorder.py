@@ -182,9 +182,9 @@ class Recorder:
             with self._lock:
                 if self._pid != os.getpid():
                     self._begin()
-        known = getattr(self._threads, "name", None)
-        if known is not None and known[0] == self._pid:
-            return known[1]
+        named = getattr(self._threads, "name", None)
+        if named is not None and named[0] == self._pid:
+            return named[1]
         name = f"{self._name}-{next(self._thread_numbers)}"
         self._threads.name = self._pid, name
         return name

@@ -78,11 +78,11 @@ class _Tried:
 
     def add(self, node: _Node) -> bool:
         """Remember a place; False if it can't lead further than one that was tried before."""
-        known = self.used.setdefault((node.end, node.done, node.state), [])
-        if any(used & node.used == used for used in known):
+        masks = self.used.setdefault((node.end, node.done, node.state), [])
+        if any(used & node.used == used for used in masks):
             return False
-        known[:] = [used for used in known if used & node.used != node.used]
-        known.append(node.used)
+        masks[:] = [used for used in masks if used & node.used != node.used]
+        masks.append(node.used)
         return True
 
 

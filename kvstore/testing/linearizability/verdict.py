@@ -87,8 +87,8 @@ class Verdict:
     def _summary(self) -> str:
         part = self.smallest
         if part is None:
-            known = "" if self else ": `steps_max` was reached"
-            return f"{self.outcome}, {_count(self.operations)}{known}"
+            limit = "" if self else ": `steps_max` was reached"
+            return f"{self.outcome}, {_count(self.operations)}{limit}"
         keys: list[Any] = [key for key in self.violations if key is not None]
         where = f" Keys with a violation: {', '.join(map(drawing.value_text, keys))}." if keys else ""
         return f"violation: no order explains these {part.operations} of {_count(self.operations)}.{where}"

@@ -19,21 +19,21 @@ _SIGN = 0x80
 
 def conversion_of(stored: pa.DataType) -> tuple[type | None, Callable[[Any], bytes]]:
     """The type of Python values that become cells of a stored type directly, and the function that does it."""
-    known = column_type(stored)
-    if known.packs(stored):
-        return known.python, struct.Struct(f"<{known.struct_code(stored)}").pack
-    if known.layout is Layout.VARIABLE:
-        return known.python, str.encode if known.python is str else bytes
+    kind = column_type(stored)
+    if kind.packs(stored):
+        return kind.python, struct.Struct(f"<{kind.struct_code(stored)}").pack
+    if kind.layout is Layout.VARIABLE:
+        return kind.python, str.encode if kind.python is str else bytes
     width = fixed_width(stored)
-    if known.layout is Layout.OPAQUE:
+    if kind.layout is Layout.OPAQUE:
 
         def of_width(value: bytes) -> bytes:
             if len(value) != width:
                 raise OverflowError
             return value
 
-        return known.python, of_width
-    if (number_of := known.number_of(stored)) is None:
+        return kind.python, of_width
+    if (number_of := kind.number_of(stored)) is None:
         return None, _nothing
 
     def of_number(value: Any) -> bytes:
@@ -42,7 +42,7 @@ def conversion_of(stored: pa.DataType) -> tuple[type | None, Callable[[Any], byt
             raise OverflowError
         return number.to_bytes(width, "little", signed=True)
 
-    return known.python, of_number
+    return kind.python, of_number
 
 
 def _nothing(_: Any) -> bytes:

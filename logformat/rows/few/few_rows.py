@@ -349,8 +349,8 @@ def _getter_of_one(name: str) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
 
 def _form_of(stored: pa.DataType) -> str | None:
     """The character of ``struct`` for a type; None if there is none."""
-    known = column_type(stored)
-    return known.struct_code(stored) if known.packs(stored) else None
+    kind = column_type(stored)
+    return kind.struct_code(stored) if kind.packs(stored) else None
 
 
 def _hash_of(code: bytes, code_bytes: int, value: bytes, value_bytes: int) -> int:

@@ -122,8 +122,8 @@ def _elements(kind: pa.DataType) -> Callable[[bytes], list[Any]]:
             return elements
 
         return decode_variable
-    known = column_type(kind)
-    element, convert_one = struct.Struct("<?" + known.struct_code(kind)), known.value_of(kind)
+    element_type = column_type(kind)
+    element, convert_one = struct.Struct("<?" + element_type.struct_code(kind)), element_type.value_of(kind)
 
     def decode(stored: bytes) -> list[Any]:
         first = _first_element(stored)

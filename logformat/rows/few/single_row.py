@@ -220,11 +220,11 @@ def _bias(kind: pa.DataType) -> int:
 
 def _as_stored(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """The function from a given value of a key's column to the one that is read again; None if they are the same."""
-    known = column_type(kind)
-    number_of, value_of = known.number_of(kind), known.value_of(kind)
+    column_kind = column_type(kind)
+    number_of, value_of = column_kind.number_of(kind), column_kind.value_of(kind)
     if number_of is None or value_of is None:
         return None
-    if not known.struct_code(kind).endswith("s"):
+    if not column_kind.struct_code(kind).endswith("s"):
         return lambda value: value_of(number_of(value))
     width = fixed_width(kind)
     return lambda value: value_of((number_of(value) or 0).to_bytes(width, "little", signed=True))
