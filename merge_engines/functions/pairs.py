@@ -52,7 +52,6 @@ def _first_valid(column: pa.Array, places: np.ndarray, instead: np.ndarray) -> n
 
 
 def _kernel_of(function: Function, kind: pa.DataType) -> _Kernel | None:
-    types = pa.types
     match function.name:
         case "bool_and":
             return pc.and_
@@ -60,17 +59,22 @@ def _kernel_of(function: Function, kind: pa.DataType) -> _Kernel | None:
             return pc.or_
         case "listagg":
             return lambda old, new: pc.binary_join_element_wise(old, new, function.delimiter)
-        case "rbm32" | "rbm64":
-            return None
+        case "sum" | "product" | "max" | "min":
+            return _number_kernel(function.name, kind)
+    return None
+
+
+def _number_kernel(name: str, kind: pa.DataType) -> _Kernel | None:
+    types = pa.types
     if (types.is_decimal(kind) and kind.scale < 0) or types.is_float16(kind):
         return None
-    if function.name in ("max", "min"):
-        return _choice(function.name, may_be_nan=types.is_floating(kind))
+    if name in ("max", "min"):
+        return _choice(name, may_be_nan=types.is_floating(kind))
     if types.is_decimal(kind):
-        return _decimal_kernel(function.name, kind)
+        return _decimal_kernel(name, kind)
     if types.is_integer(kind):
-        return pc.add_checked if function.name == "sum" else pc.multiply_checked
-    return pc.add if function.name == "sum" else pc.multiply
+        return pc.add_checked if name == "sum" else pc.multiply_checked
+    return pc.add if name == "sum" else pc.multiply
 
 
 def _choice(function: str, *, may_be_nan: bool) -> _Kernel:
