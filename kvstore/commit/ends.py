@@ -107,16 +107,19 @@ class OpenEnds:
         return len(self._waiting) >= OPEN_MAX
 
     def take(self, state: CatalogState) -> list[End]:
-        """Ends that can be journaled now, with the next edit, up to the first that can't; the others stay."""
-        due = []
+        """Ends that can be journaled now, with the next edit; the others stay.
+
+        Every bucket has a batch of each commit to its table, so no end comes before an earlier one of its table.
+        """
+        due, stay = [], []
         for each in self._popped():
             if each.end.catalog.table not in state.tables:
                 self._ids.discard(each.end.commit.commit_id)
             elif each.is_durable:
                 due.append(each.end)
             else:
-                self._waiting.appendleft(each)
-                break
+                stay.append(each)
+        self._waiting.extendleft(reversed(stay))
         return due
 
     def _popped(self) -> Iterator[_Waiting]:
@@ -142,8 +145,9 @@ class OpenEnds:
         """Sync the logs, and journal all ends.
 
         Raises:
-                StoreError: The disk refuses. These commits stay open.
+                StoreError: The disk refuses, or a log has failed. The commits of that log stay open.
         """
+        failed: StoreError | None = None
         logs = [log for each in tuple(self._waiting) for log in each.logs]
         for committer in {committer: None for committer, _ in logs}:
             try:
@@ -151,6 +155,9 @@ class OpenEnds:
                     committer.sync()
             except StoreClosed:
                 self._forget(committer)
+            except StoreError as error:
+                self._forget(committer)
+                failed = failed or error
         due = self.take(self._journal.state())
         if due:
             try:
@@ -162,9 +169,11 @@ class OpenEnds:
                 self.put_back(due)
                 raise
             self.ended(due)
+        if failed is not None:
+            raise failed
 
     def _forget(self, closed: Committer) -> None:
-        """Leave commits to the next turn of their table, of which a bucket was handed over, and is not durable."""
+        """Leave commits that are not durable in a bucket to the next turn of their table."""
         for each in self._popped():
             if not each.is_durable and any(log is closed for log, _ in each.logs):
                 self._ids.discard(each.end.commit.commit_id)

@@ -136,9 +136,11 @@ def is_done_together(work: Work, *, waits: bool) -> bool:
             first.waiting.append(work)
             try:
                 committers = [turns.enter_context(first.turn_here())]
-            except BaseException:
+            except BaseException as error:
                 if not _is_removed(first.waiting, work):
                     work.ended.wait()
+                    if work.outcome is not None and isinstance(error, StoreError):
+                        return True  # the thread that took it had the turn that this one did not get
                 raise
             if not _is_removed(first.waiting, work):
                 work.ended.wait()  # it has: the thread that took it had the turn before
@@ -152,9 +154,10 @@ def is_done_together(work: Work, *, waits: bool) -> bool:
                 return False
             with suppress(StoreError):  # they stay open
                 first.ends.settle()
-        group = _group(work, first.waiting)
+        group = [work]
         outcomes: Sequence[Outcome | None] | None = None
         try:
+            _gather(group, first.waiting)
             commits = [SmallCommit(parts, each.confirm) for each, parts in zip(group, _parts(group), strict=True)]
             outcomes = apply_here(commits, found, first.ends, TURN_SECONDS if waits else TURN_SECONDS_UNDISTURBED)
         except StoreError as error:
@@ -174,20 +177,20 @@ def _is_removed(waiting: deque[Work], work: Work) -> bool:
     return True
 
 
-def _group(first: Work, waiting: deque[Work]) -> list[Work]:
-    """A transaction and others that can be committed with it; the others are taken from the queue."""
-    group, changed = [first], first.changed()
-    for _ in range(min(len(waiting), TOGETHER_MAX) if first.identity.writer is None else 0):
-        try:
-            each = waiting.popleft()
-        except IndexError:
-            break  # its thread was interrupted
+def _gather(group: list[Work], waiting: deque[Work]) -> None:
+    """Add to a transaction others that can be committed with it; they are taken from the queue.
+
+    None is out of the queue and not in the group: its thread would wait for somebody to end it.
+    """
+    (first,) = group
+    changed = first.changed()
+    for each in list(waiting.copy())[:TOGETHER_MAX] if first.identity.writer is None else ():
         if each.identity.writer is None and each.key == first.key and changed.isdisjoint(each.read()):
             group.append(each)
-            changed |= each.changed()
-        else:
-            waiting.append(each)
-    return group
+            if _is_removed(waiting, each):
+                changed |= each.changed()
+            else:
+                group.pop()  # its thread was interrupted
 
 
 def _parts(group: Sequence[Work]) -> Iterator[list[TablePart]]:
