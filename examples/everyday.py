@@ -632,6 +632,15 @@ def a_table_is_written_to_csv(store, files):
 
 
 @use
+def a_store_is_backed_up_while_it_is_written(store, files):
+    copy = store.path.parent / "backup"
+    store.backup(copy)
+    files.delete("a")
+    with kvstore.open(copy, read_only=True) as backup:
+        assert list(backup["files"]) == ROWS
+
+
+@use
 def a_store_is_copied_to_a_replica_and_restored(store, files):
     replica = store.path.parent / "replica"
     store.add_replica(str(replica), name="backup")

@@ -20,9 +20,16 @@ class KvStore:
     }
 
     def __init__(
-        self, path: Path, shape: Shape = NARROW, durability: Durability = "sync", **table_options: Any
+        self,
+        path: Path,
+        shape: Shape = NARROW,
+        durability: Durability = "sync",
+        *,
+        memory_bytes: int | None = None,
+        **table_options: Any,
     ) -> None:
-        self.store = kvstore.open(path / "kvstore", durability="sync" if durability == "sync" else "none")
+        settings = {"durability": "sync" if durability == "sync" else "none", "memtable_bytes": memory_bytes}
+        self.store = kvstore.open(path / "kvstore", **settings)
         self.table = self.store.create_table("t", shape.schema, primary_key=list(shape.key), **table_options)
 
     def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -132,7 +132,8 @@ class AlteredTables:
             unique: Whether no two rows may have the same values, unless one is null. A write that would leave two
                 raises UniqueViolation, and nothing of it is written. In a table of several buckets the index has to
                 have all columns of the bucket key.
-            progress: Called with the number of rows of which entries are made, and about of all.
+            progress: Called with the number of rows of which entries are made, and about of all. Rows that no merge has
+                moved into the index file count at the end: their entries come with it.
 
         Raises:
             NoSuchTable: There is none of that name.

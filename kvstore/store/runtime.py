@@ -369,11 +369,16 @@ class StoreRuntime:
             progress: Called with the number of rows of which entries are made, and about of all.
         """
         handles, done = self.open_table(definition).handles, 0
+
+        def report(made: int) -> None:
+            progress(made, max(made, sum(each.state().row_count for each in handles)))
+
         for handle in handles:
-            handle.settle()
             while made := handle.make_some_entries():
                 done += made
-                progress(done, max(done, sum(each.state().row_count for each in handles)))
+                report(done)
+        if done < (known := sum(each.state().row_count for each in handles)):
+            report(known)  # rows in memory get theirs as they are merged
 
     def duplicate(self, definition: TableDefinition, index: str) -> UniqueViolation | None:
         """Two rows of a table that have the same values in an index, as an error; None if there are none."""

@@ -20,6 +20,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFull, UnsupportedOperation
 from kvstore.index.index import Index
 from kvstore.indexing import entries
+from kvstore.memtable.memtable import Memtable
 from logformat import paths
 from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, TableId
@@ -96,7 +97,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small_parts")
 def test_progress_is_in_rows(store: kvstore.Store) -> None:
-    filled(store, 40, buckets=3)
+    filled(store, 40, buckets=3).flush()
     seen: list[tuple[int, int]] = []
     store.create_index("t", "by_age", "age", progress=lambda *done: seen.append(done))
     assert [total for _, total in seen] == [40] * len(seen)
@@ -104,6 +105,18 @@ def test_progress_is_in_rows(store: kvstore.Store) -> None:
     assert len(done) > 3
     assert done == sorted(set(done))
     assert done[-1] == 40
+
+
+def test_rows_in_memory_are_not_merged_for_a_new_index(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(commit_wait_ms=3_600_000, commit_idle_ms=3_600_000) as store:
+        table, seen = filled(store, 40), []
+        with monkeypatch.context() as patched:
+            patched.setattr(Memtable, "merge_slice", mock.Mock(side_effect=AssertionError))
+            store.create_index("t", "by_mail", "mail", progress=lambda *done: seen.append(done))
+            assert table.explain(mail="m7") == "index by_mail by mail"
+            assert table.find(mail="m7").num_rows == 1
+        assert seen == [(40, 40)]
+        assert entry_counts(table) == {1: 40}
 
 
 @pytest.mark.usefixtures("_small_parts")
@@ -136,6 +149,7 @@ def test_writes_go_on_while_entries_are_made(store: kvstore.Store, buckets: int)
 @pytest.mark.usefixtures("_small_parts")
 def test_a_call_that_ends_early_leaves_no_index(store: kvstore.Store) -> None:
     table = filled(store, 100)
+    table.flush()
     for error in (KeyboardInterrupt, ValueError):
 
         def stop(done: int, _: int, error: type[BaseException] = error) -> None:

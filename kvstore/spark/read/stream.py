@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Mapping
-from itertools import count
 
 import msgspec
 import pyarrow as pa
@@ -51,7 +50,7 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._start = _start_of(place.definition, options)
         self._until: dict[int, Offset] | None = None
-        self._turn = count()
+        self._turns = 0
         self.cores: int | None = None
         """Number of cores of the cluster; those of this machine if None."""
 
@@ -219,7 +218,8 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return whole
         taken = dict(before)
         lagging = [bucket for bucket, end in sorted(ends.items()) if before[bucket] < end]
-        turn = next(self._turn) % max(1, len(lagging))
+        turn = self._turns % max(1, len(lagging))
+        self._turns += 1
         left, starts = limit.max_rows, self._followed.bounds()
         for place, bucket in enumerate(lagging[turn:] + lagging[:turn]):
             if left <= 0:
