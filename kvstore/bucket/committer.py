@@ -746,8 +746,14 @@ class Committer:
             elif not request.entries:
                 self._commit()
         except StoreError as error:
-            if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
+            log = self._path.log
+            if log.has_undecided and (log.has_lost or request.last):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
+            if log.has_lost:
+                raise LogFailed(
+                    "The disk failed; repair it and reopen the store. The catalog has what was acknowledged last.",
+                    path=self._context.place.log,
+                ) from error
             request.answer.set_exception(error)
         else:
             request.answer.set_result(made)

@@ -1,9 +1,9 @@
 """Ends of commits: the edits that every bucket of a table has its batch, durably, so that what was staged may go.
 
-Theory of operation. A commit of few rows is answered when its edit is durable: the edit, or a file, has its rows. The
-logs have them too, but need not be synced for that; the next sync of each, whatever it is for, takes them along. Until
-then the commit stays open. If a power cut takes a batch from a log, the next process that writes the bucket appends it
-again, as of every open commit.
+Theory of operation. A commit of few rows is answered when its edit is durable, for the edit has its rows. The logs have
+them too, but need not be synced for that; the next sync of each, whatever it is for, takes them along. Until then the
+commit stays open. If a power cut takes a batch from a log, the next process that writes the bucket appends it again, as
+of every open commit. If a log fails, its commits stay open, and those of other tables end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvstore.bucket.committer import Committer
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
-from kvstore.errors import NoSuchTable, StoreClosed, StoreError
+from kvstore.errors import NoSuchTable, StoreClosed, StoreError, StoreFull
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.meta.table_catalog import TableCatalog
@@ -113,8 +113,8 @@ class OpenEnds:
         """
         due, stay = [], []
         for each in self._popped():
-            if each.end.catalog.table not in state.tables:
-                self._ids.discard(each.end.commit.commit_id)
+            if each.end.commit not in state.writers_of(each.end.catalog.table).commits:
+                self._ids.discard(each.end.commit.commit_id)  # it has ended, or the table was dropped
             elif each.is_durable:
                 due.append(each.end)
             else:
@@ -135,17 +135,16 @@ class OpenEnds:
             self.add(each, ())
 
     def ended(self, ends: Sequence[End]) -> None:
-        """Remove what was staged for commits whose ends are journaled."""
+        """Forget ends that are journaled; their rows were in the edits, so no file has to be removed."""
         for each in ends:
             self._ids.discard(each.commit.commit_id)
-            with suppress(StoreError):  # the next turn of the table removes it
-                each.staging.remove(each.commit)
 
     def settle(self) -> None:
         """Sync the logs, and journal all ends.
 
         Raises:
-                StoreError: The disk refuses, or a log has failed. The commits of that log stay open.
+            StoreFull: The disk is full. Some commits stay open.
+            StoreError: A log has failed. Its commits stay open until their table has its next turn.
         """
         failed: StoreError | None = None
         logs = [log for each in tuple(self._waiting) for log in each.logs]
@@ -153,11 +152,11 @@ class OpenEnds:
             try:
                 if any(log is committer and log.durable < offset for log, offset in logs):
                     committer.sync()
-            except StoreClosed:
-                self._forget(committer)
+            except StoreFull as error:
+                failed = failed or error  # the next time there may be room
             except StoreError as error:
                 self._forget(committer)
-                failed = failed or error
+                failed = failed or (None if isinstance(error, StoreClosed) else error)
         due = self.take(self._journal.state())
         if due:
             try:
@@ -172,10 +171,10 @@ class OpenEnds:
         if failed is not None:
             raise failed
 
-    def _forget(self, closed: Committer) -> None:
+    def _forget(self, ended: Committer) -> None:
         """Leave commits that are not durable in a bucket to the next turn of their table."""
         for each in self._popped():
-            if not each.is_durable and any(log is closed for log, _ in each.logs):
+            if not each.is_durable and any(log is ended for log, _ in each.logs):
                 self._ids.discard(each.end.commit.commit_id)
             else:
                 self._waiting.append(each)

@@ -3,7 +3,7 @@
 * This process writes all buckets of the tables, so only its own threads could disturb it. The thread has the turns of
   all buckets meanwhile.
 * What is unusual is left to :func:`kvstore.commit.parts.apply_together`: a batch that is refused, or was applied
-  before, and a bucket that does something else. Nothing was written then.
+  before, rows that are too long for an edit, and a bucket that does something else. Nothing was written then.
 * The logs are not synced before the answer; see :mod:`kvstore.commit.ends`.
 """
 
@@ -79,8 +79,8 @@ def apply_here(
             why = commit.confirm()
             outcomes.append([] if why is None else why)
             if why is None:
-                for part in commit.parts:
-                    part.stage(in_edit=len(commit.parts) > 1)
+                if not all(part.stage_in_edit() for part in commit.parts):
+                    return None
                 applied[number] = [_applied(*each) for each in zip(commit.parts, committers, strict=True)]
         if applied:
             new = [part for number in applied for part in commits[number].parts]
@@ -97,10 +97,6 @@ def apply_here(
             except StoreError as error:
                 error.where["committed"] = True
                 failed = failed or error
-        if not decided:
-            for number in range(len(outcomes)):
-                for part in commits[number].parts:
-                    part.discard()
     if failed is not None:
         refused = [each if isinstance(each, Exception) else failed for each in outcomes]
         return [*refused, *[failed] * (len(commits) - len(refused))]

@@ -32,10 +32,10 @@ from logformat.catalog.edits import BeginCommit
 from logformat.ids import BucketId, Offset
 
 IN_EDIT_BYTES_MAX = 1 << 12
-"""Most bytes of the batches of a table that are in the edit that decides a commit to several tables.
+"""Most bytes of the batches of a table that are in the edit that decides a transaction; else they are in a file.
 
-The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
-these versions know, have a file.
+The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table that
+these versions know, which are no transactions, have a file.
 """
 
 
@@ -121,18 +121,24 @@ class TablePart:
         """The batch of each bucket."""
         return self._requests
 
-    def stage(self, *, in_edit: bool) -> None:
-        """Keep the batches for a process that may have to complete the commit.
+    def stage_in_edit(self) -> bool:
+        """Keep the batches for a process that may have to complete the commit, in the edit that decides it.
 
-        Args:
-            in_edit: Whether few bytes go with the edit that decides it; else they are in a file, durable on return.
+        Returns:
+            Whether they are few bytes; else :meth:`stage` is to be called.
         """
+        if sum(request.size for request in self._requests.values()) > IN_EDIT_BYTES_MAX:
+            return False
         batches = self._staging.batches(self._commit, self._definition, self._requests)
-        if in_edit and sum(map(len, batches)) <= IN_EDIT_BYTES_MAX:
-            self._commit = replace(self._commit, staged=b"".join(batches))
-        else:
-            self._has_file = True  # even if only a part of it can be written
-            self._staging.write(self._commit, batches)
+        if sum(map(len, batches)) > IN_EDIT_BYTES_MAX:
+            return False
+        self._commit = replace(self._commit, staged=b"".join(batches))
+        return True
+
+    def stage(self) -> None:
+        """Keep the batches in a file, which is durable on return."""
+        self._has_file = True  # even if only a part of it can be written
+        self._staging.write(self._commit, self._staging.batches(self._commit, self._definition, self._requests))
 
     def discard(self) -> None:
         """Remove what was staged in a file, unless the commit is journaled after all."""
@@ -207,7 +213,8 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
         for part in parts:
             part.prepare(decision)
         for part in parts:
-            part.stage(in_edit=len(parts) > 1)
+            if len(parts) == 1 or not part.stage_in_edit():
+                part.stage()
         earlier = [part.earlier() for part in parts]
         if new := _new(parts, earlier):
             if confirm is not None:

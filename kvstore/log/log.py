@@ -50,7 +50,7 @@ class Log:
         self._segment_bytes_max = segment_bytes_max
         self._end = self._durable = end
         self._unsynced: list[EncodedBatch] = []
-        self._undecided = False  # whether some of them could be lost
+        self._undecided = False
         self._sealed = False
         self._failed = False
         files.hold(directory)
@@ -84,6 +84,11 @@ class Log:
         return self._failed and bool(self._unsynced)
 
     @property
+    def has_undecided(self) -> bool:
+        """Whether a power cut could take appended batches that are nowhere else: those of no decided commit."""
+        return self._undecided
+
+    @property
     def is_full(self) -> bool:
         """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
         return self._end.position >= self._segment_bytes_max
@@ -109,14 +114,15 @@ class Log:
         self._check()
         if self._sealed:
             self._leave_sealed_segment()
-        count = len(self._unsynced)
+        count, undecided = len(self._unsynced), self._undecided
         self._write(batches, fills=durable or decided)
         self._unsynced.extend(batches)
-        self._undecided = self._undecided or not decided
+        self._undecided = undecided or not decided
         if durable or self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
             try:
                 self.sync()
             except StoreError:
+                self._undecided = undecided
                 self._take_back(count)
                 raise
         elif decided:

@@ -346,13 +346,13 @@ class StoreRepair:
                 # It can complete in every bucket, so the next commit of its writer can, too.
                 for last in lasts.values():
                     last[writer] = max(last.get(writer, NO_SEQUENCE), sequence)
-            if lacking:
-                self._report.gone.append(
-                    f"{state.tables[id].name}: the part of buckets {lacking} in the commit {commit.commit_id}, for"
-                    " batches before it are gone; other buckets may have their parts"
-                )
-                edit = EndCommit(table_id=id, commit_id=commit.commit_id)
-                journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+                continue
+            self._report.gone.append(
+                f"{state.tables[id].name}: the part of buckets {lacking} in the commit {commit.commit_id}, for batches"
+                " before it are gone; other buckets may have their parts"
+            )
+            edit = EndCommit(table_id=id, commit_id=commit.commit_id)
+            journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _end_commits(self, state: CatalogState) -> None:
         """Complete open commits over several buckets, as the next writer would."""

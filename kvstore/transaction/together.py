@@ -66,8 +66,9 @@ class Work:
 
     @property
     def is_small(self) -> bool:
-        """Whether it may be done in its caller's thread."""
-        return all(isinstance(each, SmallRequest) for requests in self._requests for each in requests.values())
+        """Whether it may be done in its caller's thread: it has few rows, and one batch is not all of it."""
+        batches = [each for requests in self._requests for each in requests.values()]
+        return len(batches) > 1 and all(isinstance(each, SmallRequest) for each in batches)
 
     def parts(self, writers: Sequence[Numbered] | None = None) -> list[TablePart]:
         """What the commit has for each table; it is the caller's turn in each.

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import pytest
 
 import kvstore
-from kvstore.errors import StoreError, StoreFull, TransactionConflict, UniqueViolation
+from kvstore.commit.coordinator import Commits
+from kvstore.errors import StoreError, StoreFull, StoreLocked, TransactionConflict, UniqueViolation
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
+from kvstore.transaction.together import Work
 from logformat.catalog.edits import BeginCommit
+from logformat.ids import TableId
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
 
 KEYS = 8
+HANG_SECONDS = 30.0
 
 
 @pytest.fixture
@@ -38,6 +44,13 @@ def add(store: kvstore.Store, key: int, change: int = 1) -> None:
             row = tx.get(name, key)
             assert row is not None
             tx.upsert(name, {**row, "v": row["v"] + change})
+
+
+def add_to(store: kvstore.Store, name: str) -> None:
+    """Change the first table, and another one."""
+    with store.transaction() as tx:
+        tx.upsert("a", {"k": 0, "v": 0})
+        tx.upsert(name, {"k": 0})
 
 
 def values(store: kvstore.Store) -> dict[str, dict[int, int]]:
@@ -81,18 +94,19 @@ def together(
     def run(number: int) -> None:
         try:
             works[number]()
-        except StoreError as error:
+        except (StoreError, MemoryError) as error:
             errors[number] = error
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", lambda journal, decide, **given: held.append(journal, decide, **given))
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+        threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(len(works))]
         threads[0].start()
         wait_until(lambda: held.decided == [0])
         for each in threads[1:]:
             each.start()
         for each in threads:
-            each.join()
+            each.join(HANG_SECONDS)
+            assert not each.is_alive()
     return errors, held.decided
 
 
@@ -135,6 +149,90 @@ def test_one_that_is_refused_stops_no_other(store: kvstore.Store, monkeypatch: p
     kept = {0: "Ana", **{key: name for key, name in names.items() if key != refused}}
     assert {row["k"]: row["name"] for row in rows_of(people)} == kept
     assert {key for key, value in values(store)["a"].items() if value == 5} == set(kept)
+
+
+class Impatient:
+    """A transaction whose thread does not get its turn: it gives up once a condition holds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, gives_up: Callable[[Commits], bool]) -> None:
+        self.thread: threading.Thread | None = None
+        turn_here = Commits.turn_here
+
+        @contextmanager
+        def turn(commits: Commits, *, waits: bool = True) -> Iterator[Any]:
+            if waits and threading.current_thread() is self.thread:
+                wait_until(lambda: gives_up(commits))
+                raise StoreLocked("Another commit takes too long.")
+            with turn_here(commits, waits=waits) as found:
+                yield found
+
+        monkeypatch.setattr(Commits, "turn_here", turn)
+
+    def of(self, work: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            self.thread = threading.current_thread()
+            return work()
+
+        return run
+
+
+def test_one_that_gives_up_after_another_thread_took_it(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the answer of the thread that took it: no error of a transaction that was committed."""
+    impatient = Impatient(monkeypatch, lambda commits: not commits.waiting)
+    errors, decided = together(
+        store, monkeypatch, lambda: add(store, 0), lambda: add(store, 1), impatient.of(lambda: add(store, 2))
+    )
+    assert decided == [1, 2]
+    assert errors == [None] * 3
+    assert values(store) == {name: dict.fromkeys(range(KEYS), 0) | {0: 1, 1: 1, 2: 1} for name in "ab"}
+
+
+def test_one_that_gives_up_while_another_thread_looks_at_it(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = threading.Event()
+    impatient = Impatient(monkeypatch, lambda _: looked.is_set())
+    other = store.create_table("other", {"k": "int64"}, primary_key="k")
+    add_to(store, other.name)
+    key = Work.key.fget
+    assert key is not None
+
+    def slow_key(work: Work) -> list[TableId]:
+        found: list[TableId] = key(work)
+        thread = impatient.thread
+        if thread not in (None, threading.current_thread()) and found[-1] == store.runtime.definition(other.name).id:
+            looked.set()
+            thread.join(1.0)  # type: ignore[union-attr]
+        return found
+
+    monkeypatch.setattr(Work, "key", property(slow_key))
+    errors, _ = together(
+        store,
+        monkeypatch,
+        lambda: add(store, 0),
+        lambda: add(store, 1),
+        impatient.of(lambda: add_to(store, other.name)),
+    )
+    assert looked.is_set()
+    assert [type(each) for each in errors] == [NoneType, NoneType, StoreLocked]
+    add_to(store, other.name)
+
+
+def test_one_that_fails_while_it_takes_others(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not left waiting, also if it has no memory for all of them."""
+    read, calls = Work.read, [0]
+
+    def failing(work: Work) -> Any:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise MemoryError
+        return read(work)
+
+    monkeypatch.setattr(Work, "read", failing)
+    errors, _ = together(store, monkeypatch, *(lambda key=key: add(store, key) for key in range(4)))
+    assert sorted(type(each).__name__ for each in errors if each) == [MemoryError.__name__]
+    failed = next(number for number, each in enumerate(errors) if each)
+    assert values(store)["a"] == {key: int(key < 4 and key != failed) for key in range(KEYS)}
 
 
 def test_a_disk_that_is_full_before_the_decision(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
