@@ -51,8 +51,9 @@ def explored(recorder: Recorder, work: Path, script: TransferScript, share: floa
                 continue
             seen.add(key)
             with materialised(contents, work) as place:
-                steps = steps_in(place, script, marks.window.started)
-            where = f"seed {script.seed}, {state.mode} {state.kind} after call {number}"
+                repairs = len(seen) % 2 == 0
+                steps = steps_in(place, script, marks.window.started, repairs=repairs)
+            where = f"seed {script.seed}, {state.mode} {state.kind} after call {number}, {repairs=}"
             assert steps >= marks.window.confirmed, where
     tell(f"{len(calls)} calls, {len(seen)} distinct states")
     return len(seen)

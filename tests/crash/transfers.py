@@ -10,6 +10,7 @@ from unittest import mock
 
 import kvstore
 from kvstore.commit import ends
+from kvstore.errors import Unavailable
 from tests.crash.workload import MARKS, STORE
 from tests.support.tables import rows_of
 
@@ -78,12 +79,30 @@ def _run(directory: Path, script: TransferScript) -> int:
     return 0
 
 
-def steps_in(directory: Path, script: TransferScript, started: int) -> int:
+def check_read_only(path: Path, script: TransferScript, started: int) -> None:
+    """Read a store, in which nothing may be completed: a table shows all that is decided, or refuses to be read."""
+    with kvstore.open(path, read_only=True) as store:
+        try:
+            found = {name: {row["k"]: row["v"] for row in rows_of(store[name])} for name in TABLES}
+            assert {name: {key: store[name].get(key)["v"] for key in values} for name, values in found.items()} == found
+        except Unavailable:
+            return
+    assert found in [script.expected(steps) for steps in range(started + 1)]
+
+
+def steps_in(directory: Path, script: TransferScript, started: int, *, repairs: bool = False) -> int:
     """How many steps a store has, of which some may have been left halfway.
+
+    Args:
+        repairs: Whether it is repaired first.
 
     Raises:
         AssertionError: It has none of the states that steps lead to, or can't go on.
     """
+    check_read_only(directory / STORE, script, started)
+    if repairs:
+        report = kvstore.repair(directory / STORE)
+        assert not report.gone, report.gone
     with kvstore.open(directory / STORE, **SETTINGS) as store:
         with store.snapshot() as at:
             found = {name: {row["k"]: row["v"] for row in rows_of(at[name])} for name in TABLES}
