@@ -73,22 +73,28 @@ class CommitLock:
                 self._processes.release()
 
     @contextmanager
-    def held_here(self, deadline: float | None = None) -> Iterator[None]:
+    def held_here(self, deadline: float | None = None, *, waits: bool = True) -> Iterator[bool]:
         """Hold the lock against the other threads of this process, but not against other processes.
+
+        Args:
+            waits: Whether to wait for another thread; false if it is not held in the end.
 
         Raises:
             StoreLocked: See :meth:`held`.
         """
+        if not waits and not self._threads.acquire(blocking=False):
+            yield False
+            return
         if deadline is None:
             deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
-        while not self._threads.acquire(timeout=_LOOK_SECONDS):
+        while waits and not self._threads.acquire(timeout=_LOOK_SECONDS):
             check_caller()
             if self._clock.monotonic() >= deadline:
                 raise StoreLocked(
                     "Another thread commits to this table; wait until it is done.", path=self._path.parent
                 )
         try:
-            yield
+            yield True
         finally:
             self._threads.release()
 

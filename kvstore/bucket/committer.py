@@ -36,7 +36,7 @@ from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
-from kvstore.bucket.write_path import Applied, Outcome, WritePath
+from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
@@ -48,6 +48,7 @@ from kvstore.errors import (
     StoreError,
     StoreFull,
     StoreReplaced,
+    WriterRejected,
 )
 from kvstore.log.segments import LogFiles
 from kvstore.memtable.pace import Pace
@@ -59,7 +60,7 @@ from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
-from logformat.ids import Sequence as BatchSequence, WriterId
+from logformat.ids import Offset, Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
 
 Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
@@ -81,12 +82,13 @@ class _Flush:
     """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
 
     ``last`` ends the thread. With ``entries``, entries of some rows are made instead for indexes that are new; the
-    answer is of how many.
+    answer is of how many. With ``only_log``, the index stays as it is.
     """
 
     settle: bool = False
     last: bool = False
     entries: bool = False
+    only_log: bool = False
     answer: Future[int] = field(default_factory=Answer)
 
 
@@ -106,7 +108,7 @@ class Committer:
     Attributes:
         memtable: What is acknowledged, for every reader.
         turn: The turn to change the bucket.
-        durable_state: State of the bucket with every change that is acknowledged and durable: what others see.
+        durable_state: State of the bucket with every change that is acknowledged and can't be lost: what others see.
     """
 
     def __init__(
@@ -136,7 +138,8 @@ class Committer:
         self._submitted = self._settled = 0
         self._broken = LogFailed("A write of the bucket ended on an error; reopen the store.")
         self._prepared: Now | None = None
-        self._part: Applied | None = None  # of a commit over several buckets, in a caller's turn
+        self._parts: list[Applied] = []  # of commits over several buckets, in a caller's turn
+        self._has_pending = False  # whether the memtable has anything of them
         self._is_pressed = False  # the memtable must not grow
         self._together = 1
         self._applied_first = self._applied_last = context.clock.monotonic()
@@ -202,6 +205,21 @@ class Committer:
         if self.memtable.is_merged:
             return  # two changes of threads take as long as a short scan
         request = _Flush()
+        self.submit(request)
+        answer_of(request.answer)
+
+    @property
+    def durable(self) -> Offset:
+        """The offset after every change that is durable."""
+        return self._path.log.durable.offset
+
+    def sync(self) -> None:
+        """Make everything acknowledged before durable.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses.
+        """
+        request = _Flush(only_log=True)
         self.submit(request)
         answer_of(request.answer)
 
@@ -370,61 +388,74 @@ class Committer:
         self._meter.append.since(began)
         return True
 
-    def begin_part(self, part: Prepared, seconds: float = 0.0) -> bool:
-        """Apply a part of a commit of few rows in its caller's thread; False if the committer's thread has to do it.
+    def begin_parts(self, seconds: float = 0.0) -> bool:
+        """Begin to apply parts of commits of few rows in their caller's thread; False if the thread has to do it.
 
-        If it is true, :meth:`end_part` follows once the commit is decided, from the same thread. The bucket waits.
+        If it is true, :meth:`end_parts` follows, from the same thread. The bucket waits until then.
 
         Args:
             seconds: How long to wait for the turn.
-        """
-        if _stack_is_short():
-            return False
-        try:
-            self._catalog.check_leads()
-        except StoreError as error:
-            part.refuse(error)
-            return True
-        turn = self.turn
-        if not turn.take(seconds):
-            return False
-        try:
-            if not self._is_free():
-                return False
-            turn.left = True  # from here on, whatever happens
-            self._prepare()
-            outcome = self._part_applied(part)
-            if isinstance(outcome, Applied):
-                self._part = outcome
-            else:
-                turn.left = False
-                part.refuse(outcome)
-        except StoreError as error:
-            turn.end = error if self._is_end(error) else None
-            part.refuse(error)
-        finally:
-            if self._part is None:
-                self._give_back()
-        return True
 
-    def end_part(self, part: Prepared) -> None:
-        """Append what :meth:`begin_part` has applied, or drop it, as the commit was decided; see there."""
-        applied, turn = self._part, self.turn
-        if applied is None:
-            return  # it was refused
-        self._part = None
+        Raises:
+            StoreError: The bucket can't be written. It does not wait.
+        """
+        if _stack_is_short() or not self.turn.take(seconds):
+            return False
+        is_begun = False
         try:
-            if part.decision.result():
+            if not self._is_free(merges_later=True):
+                return False
+            self.turn.left = True  # from here on, whatever happens
+            self._prepare()
+            # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
+            self._path.log.sync_undecided()
+            self._has_pending, is_begun = False, True
+            return True
+        except StoreError as error:
+            self.turn.end = error if self._is_end(error) else None
+            raise
+        finally:
+            if not is_begun:
+                self._give_back()
+
+    def apply_part(self, request: Request | SmallRequest) -> Applied:
+        """Apply a part of a commit, after :meth:`begin_parts`.
+
+        Raises:
+            InvalidRequest, WriterRejected: It is refused. What was applied is to be dropped, or to be applied alone.
+            CorruptData: A stored row is damaged; the same.
+        """
+        self._has_pending = True
+        try:
+            applied = self._path.apply(up_to_date(request, self._path.definition))
+        except (InvalidRequest, WriterRejected):
+            self._has_pending = bool(self._parts)
+            raise
+        if applied.batch is None:
+            self._has_pending = bool(self._parts)
+        else:
+            self._parts.append(applied)
+        return applied
+
+    def end_parts(self, *, decided: bool) -> None:
+        """Append what :meth:`apply_part` has applied, or drop it.
+
+        The commits end once the log is durable so far: until then they can be appended again.
+
+        Raises:
+            StoreFull, LogFailed: The disk refuses; what is decided is appended before anything else later.
+        """
+        parts, self._parts, turn = self._parts, [], self.turn
+        try:
+            if decided and parts:
                 turn.end = self._broken
-                self._append([applied], durable=True)
+                self._append(parts, decided=True)
                 turn.end = None
-                turn.left = False
-                part.answer.set_result(applied.result)
-            elif applied.batch is None:
+            if decided or not self._has_pending:
                 turn.left = False
         except StoreError as error:
             turn.end = error if self._is_end(error) else None
-            part.refuse(error)
+            raise
         finally:
             self._give_back()
 
@@ -434,11 +465,15 @@ class Committer:
             self._queue.put(None)  # the committer's thread restores the memtable, or ends
         self.turn.give_back()
 
-    def _is_free(self) -> bool:
-        """Whether the thread has nothing to do, and nothing waits for it."""
-        if self._settled != self._submitted or self._ended is not None:
+    def _is_free(self, *, merges_later: bool = False) -> bool:
+        """Whether the thread has nothing to do, and nothing waits for it.
+
+        Args:
+            merges_later: Whether a merge that is due may wait, unless the memtable is large.
+        """
+        if self._settled != self._submitted or self._ended is not None or self.turn.left or self._is_pressed:
             return False
-        return not (self.turn.left or self._is_pressed or self._due())
+        return not ((not merges_later or self._pace.is_due()) and self._due())
 
     def _is_idle(self) -> bool:
         """Whether a request can be applied next, and the thread has nothing to do before."""
@@ -559,11 +594,11 @@ class Committer:
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
         self._append(done, durable=self._options.durability == "sync")
 
-    def _append(self, done: Sequence[Applied], *, durable: bool) -> None:
+    def _append(self, done: Sequence[Applied], *, durable: bool = False, decided: bool = False) -> None:
         batches = [each.batch for each in done if each.batch is not None]
         if batches:
             is_first = self.memtable.is_merged
-            self._path.log.append(batches, durable=durable)
+            self._path.log.append(batches, durable=durable, decided=decided)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
             self._path.publish()
@@ -573,7 +608,7 @@ class Committer:
                 self._applied_first = self._applied_last
                 if self.turn.is_callers:
                     self._queue.put(None)  # the thread waits without a deadline
-        if durable:
+        if durable or decided:
             self.durable_state = self._path.state
 
     # Commits over several buckets
@@ -596,23 +631,17 @@ class Committer:
         elif prepared.decision.result():
             prepared.answer.set_result(outcome)
 
-    def _part_applied(self, prepared: Prepared) -> Outcome:
-        # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
-        self._path.log.sync()
+    def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
+        self._path.log.sync_undecided()  # see begin_parts
         try:
             request = up_to_date(prepared.request, self._path.definition)
         except InvalidRequest as error:
             return error
-        (outcome,) = self._path.apply_all([request])
-        if isinstance(outcome, Applied):
-            self._catalog.check_leads()
-            prepared.ready.set_result(outcome.result)
-        return outcome
-
-    def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
-        applied = self._part_applied(prepared)
+        (applied,) = self._path.apply_all([request])
         if not isinstance(applied, Applied):
             return applied  # nothing of it was stored
+        self._catalog.check_leads()
+        prepared.ready.set_result(applied.result)
         if prepared.decision.result():
             self._append([applied], durable=True)
         elif applied.batch is not None:
@@ -711,11 +740,20 @@ class Committer:
                 self._settle()
             if request.last:
                 self._commit_at_end()
+            elif request.only_log:
+                with self._turn_taken():
+                    self._path.log.sync()
             elif not request.entries:
                 self._commit()
         except StoreError as error:
-            if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
+            log = self._path.log
+            if log.has_undecided and (log.has_lost or request.last):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
+            if log.has_lost:
+                raise LogFailed(
+                    "The disk failed; repair it and reopen the store. The catalog has what was acknowledged last.",
+                    path=self._context.place.log,
+                ) from error
             request.answer.set_exception(error)
         else:
             request.answer.set_result(made)

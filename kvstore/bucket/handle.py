@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
-from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.elsewhere import OtherOwner, TooLarge
 from kvstore.bucket.engine import BucketEngine
@@ -171,11 +170,6 @@ class BucketHandle:
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
         self._writer().committer.submit(part)
-
-    def begin_part(self, part: Prepared) -> Committer | None:
-        """Like :meth:`prepare`, in this thread; see :meth:`Committer.begin_part`. None if the bucket is not idle."""
-        committer = self._writer().committer
-        return committer if committer.begin_part(part) else None
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.

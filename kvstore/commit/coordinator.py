@@ -6,15 +6,17 @@ that writes a bucket hands it over for the duration of the commit.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence as Several
 from contextlib import ExitStack, contextmanager, suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
-from kvstore.commit.parts import End, TablePart, apply_together, end
+from kvstore.commit.ends import End, OpenEnds, end
+from kvstore.commit.parts import TablePart, apply_together
 from kvstore.commit.staging import Staging
 from kvstore.errors import StoreError, StoreLocked
 from kvstore.meta.state import TableDefinition
@@ -41,10 +43,22 @@ class Commits:
         lock: Lets one commit run at a time, among all processes.
         staging: Holds their batches until every bucket has appended its own.
         catalog: The table in the catalog.
+        ends: Commits of this process that end once the logs are durable.
+
+    Attributes:
+        ends: The argument.
+        waiting: Commits of which this is the first table, and that wait for the turn; the thread that gets it may do
+            the work of several.
     """
 
     def __init__(
-        self, handles: Several[BucketHandle], lock: CommitLock, staging: Staging, catalog: TableCatalog, clock: Clock
+        self,
+        handles: Several[BucketHandle],
+        lock: CommitLock,
+        staging: Staging,
+        catalog: TableCatalog,
+        clock: Clock,
+        ends: OpenEnds,
     ) -> None:
         self._table = catalog.table
         self._handles = {BucketId(bucket): handle for bucket, handle in enumerate(handles)}
@@ -53,6 +67,8 @@ class Commits:
         self._catalog = catalog
         self._journal = catalog.journal
         self._clock = clock
+        self.ends = ends
+        self.waiting: deque[Any] = deque()
 
     @contextmanager
     def turn(self, *, keeps: bool = False) -> Iterator[None]:
@@ -73,22 +89,25 @@ class Commits:
                 yield
 
     @contextmanager
-    def turn_here(self) -> Iterator[Mapping[BucketId, Committer] | None]:
+    def turn_here(self, *, waits: bool = True) -> Iterator[Mapping[BucketId, Committer] | None]:
         """Take the turn to commit only among the threads of this process: enough where it writes every bucket.
 
         Another process that commits to the table has to be given the buckets first, and these committers end then.
 
+        Args:
+            waits: Whether to wait for another commit of this process.
+
         Returns:
-            Committers of all buckets; None if another process may write one, or a commit is open.
+            Committers of all buckets; None if another process may write one, or a commit is not complete.
 
         Raises:
             StoreLocked: Another commit of this process takes too long.
         """
-        with self._lock.held_here():
-            engines = {bucket: handle.engine for bucket, handle in self._handles.items()}
+        with self._lock.held_here(waits=waits) as is_held:
+            engines = {bucket: handle.engine for bucket, handle in self._handles.items()} if is_held else {}
             found = {bucket: engine.committer for bucket, engine in engines.items() if engine is not None}
-            is_whole = len(found) == len(self._handles) and not self._catalog.writers().commits
-            yield found if is_whole else None
+            is_whole = len(found) == len(self._handles)
+            yield found if is_whole and all(each in self.ends for each in self._catalog.writers().commits) else None
 
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
@@ -113,6 +132,9 @@ class Commits:
 
     def settle(self) -> None:
         """Complete open commits of dead processes, unless another process is committing."""
+        if self._catalog.writers().commits:
+            with suppress(StoreError):  # then the turn completes them
+                self.ends.settle()
         if self._catalog.writers().commits:
             self._settle_left()
 
@@ -158,8 +180,10 @@ class Commits:
         return TablePart(self._handles, self._staging, self._catalog, definition, requests, commit_id)
 
     def _settle(self) -> None:
-        commits = self._catalog.writers().commits
-        if commits:
+        if self._catalog.writers().commits:
+            with suppress(StoreError):  # they are completed below
+                self.ends.settle()
+        if commits := self._catalog.writers().commits:
             for handle in self._handles.values():
                 handle.settle()
             end([End(self._catalog, self._staging, commit) for commit in commits])

@@ -13,33 +13,30 @@ from collections.abc import Callable, Mapping, Sequence as Several
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
 from uuid import uuid4
 
-from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
+from kvstore.commit.ends import End, check_there, end
 from kvstore.commit.staging import Staging
-from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.meta.writers import OpenCommit
 from kvstore.process.calls import wait_for
-from kvstore.request.encoded import ROWS_MAX, SmallRequest
+from kvstore.request.encoded import SmallRequest
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
 from kvstore.request.results import WriteResult
-from logformat.catalog.edits import BeginCommit, EndCommit
+from logformat.catalog.edits import BeginCommit
 from logformat.ids import BucketId, Offset
 
 IN_EDIT_BYTES_MAX = 1 << 12
-"""Most bytes of the batches of a table that are in the edit that decides a commit to several tables.
+"""Most bytes of the batches of a table that are in the edit that decides a transaction; else they are in a file.
 
-The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table, which
-these versions know, have a file.
+The journal keeps its edits for long, and versions before this can't read such an edit. So commits to one table that
+these versions know, which are no transactions, have a file.
 """
-TURN_SECONDS = 1.0
-"""How long a commit of few rows waits for a bucket that does something else, before it queues like others."""
 
 
 class TablePart:
@@ -69,7 +66,6 @@ class TablePart:
         self._definition = definition
         self._requests = requests
         self._batches: dict[BucketId, Prepared] = {}
-        self._begun: list[tuple[Committer, Prepared]] = []
         self._has_file = False
 
     @property
@@ -104,7 +100,7 @@ class TablePart:
         if is_confirmed:
             decision.set_result(True)
         try:
-            self.prepare(decision, here=True)
+            self.prepare(decision)
             if confirm is not None:
                 if self.begins_at():
                     confirm()
@@ -112,56 +108,37 @@ class TablePart:
         finally:
             if not decision.done():
                 decision.set_result(is_confirmed)
-            self.decided()
         return WriteResult({bucket: batch.answer.result() for bucket, batch in self._batches.items()})
 
-    def prepare(self, decision: Future[bool], *, here: bool) -> None:
-        """Have every bucket apply its batch and wait for the decision.
-
-        Args:
-            here: Whether few rows of the last bucket may be applied in this thread, if it is idle. No queue of another
-                bucket is entered after that: it would be in the wrong order of locks.
-        """
+    def prepare(self, decision: Future[bool]) -> None:
+        """Have every bucket apply its batch and wait for the decision."""
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
-            handle = self._handles[bucket]
-            is_last = bucket == max(self._batches)
-            begun = handle.begin_part(batch) if here and is_last and batch.request.count <= ROWS_MAX else None
-            if begun is None:
-                handle.prepare(batch)
-            else:
-                self._begun.append((begun, batch))
+            self._handles[bucket].prepare(batch)
 
-    def begin_here(self, decision: Future[bool], committers: Mapping[BucketId, Committer]) -> bool:
-        """Have every bucket apply its batch in this thread and wait for the decision, if all are idle.
+    @property
+    def requests(self) -> Mapping[BucketId, Request | SmallRequest]:
+        """The batch of each bucket."""
+        return self._requests
+
+    def stage_in_edit(self) -> bool:
+        """Keep the batches for a process that may have to complete the commit, in the edit that decides it.
 
         Returns:
-            False if one is not; then the decision is not to append, and :meth:`decided` follows.
+            Whether they are few bytes; else :meth:`stage` is to be called.
         """
-        self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
-        for bucket, batch in self._batches.items():
-            if not committers[bucket].begin_part(batch, TURN_SECONDS):
-                return False
-            self._begun.append((committers[bucket], batch))
+        if sum(request.size for request in self._requests.values()) > IN_EDIT_BYTES_MAX:
+            return False
+        batches = self._staging.batches(self._commit, self._definition, self._requests)
+        if sum(map(len, batches)) > IN_EDIT_BYTES_MAX:
+            return False
+        self._commit = replace(self._commit, staged=b"".join(batches))
         return True
 
-    def decided(self) -> None:
-        """Let the buckets go on that applied their batch in this thread; the decision is made."""
-        for committer, batch in self._begun:
-            committer.end_part(batch)
-
-    def stage(self, *, in_edit: bool) -> None:
-        """Keep the batches for a process that may have to complete the commit.
-
-        Args:
-            in_edit: Whether few bytes go with the edit that decides it; else they are in a file, durable on return.
-        """
-        batches = self._staging.batches(self._commit, self._definition, self._requests)
-        if in_edit and sum(map(len, batches)) <= IN_EDIT_BYTES_MAX:
-            self._commit = replace(self._commit, staged=b"".join(batches))
-        else:
-            self._has_file = True  # even if only a part of it can be written
-            self._staging.write(self._commit, batches)
+    def stage(self) -> None:
+        """Keep the batches in a file, which is durable on return."""
+        self._has_file = True  # even if only a part of it can be written
+        self._staging.write(self._commit, self._staging.batches(self._commit, self._definition, self._requests))
 
     def discard(self) -> None:
         """Remove what was staged in a file, unless the commit is journaled after all."""
@@ -174,7 +151,7 @@ class TablePart:
         Raises:
             NoSuchTable: The table was dropped.
         """
-        _check_there(self._catalog, state)
+        check_there(self._catalog, state)
         commit = self._commit
         return BeginCommit(
             table_id=self._catalog.table,
@@ -230,46 +207,14 @@ def apply_together(parts: Several[TablePart], confirm: Callable[[], None] | None
     if len(parts) == 1 and parts[0].is_one_batch:
         return [parts[0].append_alone(confirm)]
 
-    def prepare(decision: Future[bool]) -> bool:
-        for part in parts:
-            part.prepare(decision, here=part is parts[-1])
-        return True
-
-    results = _applied(parts, prepare, confirm)
-    assert results is not None
-    return results
-
-
-def apply_here(
-    parts: Several[TablePart],
-    committers: Several[Mapping[BucketId, Committer]],
-    confirm: Callable[[], None] | None = None,
-) -> list[WriteResult] | None:
-    """Apply the parts of a commit of few rows in this thread; see :func:`apply_together`.
-
-    Args:
-        committers: Of the buckets of each part's table; this process writes all of them.
-
-    Returns:
-        None if a bucket was not idle. Nothing was written then.
-    """
-
-    def begin(decision: Future[bool]) -> bool:
-        return all(part.begin_here(decision, each) for part, each in zip(parts, committers, strict=True))
-
-    return _applied(parts, begin, confirm)
-
-
-def _applied(
-    parts: Several[TablePart], begin: Callable[[Future[bool]], bool], confirm: Callable[[], None] | None
-) -> list[WriteResult] | None:
     decision: Future[bool] = Future()
     takes_place = False
     try:
-        if not begin(decision):
-            return None
         for part in parts:
-            part.stage(in_edit=len(parts) > 1)
+            part.prepare(decision)
+        for part in parts:
+            if len(parts) == 1 or not part.stage_in_edit():
+                part.stage()
         earlier = [part.earlier() for part in parts]
         if new := _new(parts, earlier):
             if confirm is not None:
@@ -279,8 +224,6 @@ def _applied(
     finally:
         # A bucket that gets False although the commit is journaled appends the batch before anything else.
         decision.set_result(takes_place)
-        for part in parts:
-            part.decided()
         for part in parts:
             if not takes_place:
                 part.discard()
@@ -322,30 +265,3 @@ def _new(parts: Several[TablePart], earlier: Several[WriteResult | None]) -> lis
             new_tables=missing,
         )
     return new if missing else []
-
-
-class End(NamedTuple):
-    """The end of a commit to one table."""
-
-    catalog: TableCatalog
-    staging: Staging
-    commit: OpenCommit
-
-    def edit(self, state: CatalogState) -> EndCommit:
-        """The edit that every bucket of the table has its batch."""
-        _check_there(self.catalog, state)
-        return EndCommit(table_id=self.catalog.table, commit_id=self.commit.commit_id)
-
-
-def end(ends: Several[End]) -> None:
-    """Record that every bucket of some tables has its batch of a commit, and remove what was staged for it."""
-    if ends:
-        # If this edit is lost, the next commit finds that every bucket has its batch. So it need not be synced alone.
-        ends[0].catalog.journal.append_later(lambda state: [each.edit(state) for each in ends])
-    for each in ends:
-        each.staging.remove(each.commit)
-
-
-def _check_there(catalog: TableCatalog, state: CatalogState) -> None:
-    if catalog.table not in state.tables:
-        raise NoSuchTable("The table was dropped.", table_id=catalog.table)

@@ -8,7 +8,8 @@
 * The end is the durable end plus the batches that wait for a sync, which are kept in memory. Refused batches are in
   neither.
 * A short write is truncated, so that no batch ever follows half a batch.
-* After each sync the durable end is published, and only then are callers answered.
+* After each sync the durable end is published, and only then are callers answered. Batches of a decided commit are
+  published at once: if a power cut takes them, they are appended again before anything else, from what was staged.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Log:
         self._segment_bytes_max = segment_bytes_max
         self._end = self._durable = end
         self._unsynced: list[EncodedBatch] = []
+        self._undecided = False
         self._sealed = False
         self._failed = False
         files.hold(directory)
@@ -82,6 +84,11 @@ class Log:
         return self._failed and bool(self._unsynced)
 
     @property
+    def has_undecided(self) -> bool:
+        """Whether a power cut could take appended batches that are nowhere else: those of no decided commit."""
+        return self._undecided
+
+    @property
     def is_full(self) -> bool:
         """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
         return self._end.position >= self._segment_bytes_max
@@ -92,11 +99,12 @@ class Log:
             if start <= batch.base_offset < self.trusted_end:
                 yield memoryview(b"".join(batch.pieces))
 
-    def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
+    def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False, decided: bool = False) -> None:
         """Write batches at the end; the next :meth:`sync` makes them durable.
 
         Args:
             durable: Whether to sync at once.
+            decided: Whether they belong to commits that are decided, and stay open until the log is durable so far.
 
         Raises:
             StoreFull: No space. The log has what it had, and these batches never come back.
@@ -106,16 +114,25 @@ class Log:
         self._check()
         if self._sealed:
             self._leave_sealed_segment()
-        count = len(self._unsynced)
-        self._write(batches, durable=durable)
+        count, undecided = len(self._unsynced), self._undecided
+        self._write(batches, fills=durable or decided)
         self._unsynced.extend(batches)
+        self._undecided = undecided or not decided
         if durable or self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
             try:
                 self.sync()
             except StoreError:
+                self._undecided = undecided
                 self._take_back(count)
                 raise
+        elif decided:
+            self._published.publish(self._end.offset)
         self._files.check()
+
+    def sync_undecided(self) -> None:
+        """Make durable what a power cut could take; see :meth:`sync`."""
+        if self._undecided:
+            self.sync()
 
     def sync(self) -> None:
         """Make everything appended durable.
@@ -139,6 +156,7 @@ class Log:
         self._index.add(self._unsynced, self._durable.position)
         self._durable = self._end
         self._unsynced = []
+        self._undecided = False
         self._published.publish(self._durable.offset)
 
     def roll(self, writers: bytes) -> None:
@@ -179,9 +197,9 @@ class Log:
         self._published.close()
         self._files.let_go(self._directory)
 
-    def _write(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
+    def _write(self, batches: Sequence[EncodedBatch], *, fills: bool = False) -> None:
         try:
-            if durable:
+            if fills:
                 self._segment.fill_ahead(sum([batch.size for batch in batches]))
             self._segment.append(batches)
         except OSError as error:

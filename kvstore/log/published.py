@@ -1,7 +1,7 @@
 """The published end of a log: its writer says after each sync how far it is durable, and other processes read so far.
 
-* The record never says more than what was synced before. It is not synced itself, so it may say less once the machine
-  was started again.
+* The record never says more than what was synced before, or belongs to a commit that is decided. It is not synced
+  itself, so it may say less once the machine was started again.
 * A bucket that was closed has a void record.
 """
 
@@ -40,7 +40,7 @@ class EndPublisher:
             self._descriptor = files.open_name(bucket / paths.PUBLISHED_FILE, os.O_RDWR | os.O_CREAT)
 
     def publish(self, offset: Offset) -> None:
-        """Say that every change before an offset is durable."""
+        """Say that no change before an offset can be lost."""
         if self._descriptor >= 0:
             self._write(self._encode(offset))
 

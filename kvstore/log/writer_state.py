@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from itertools import takewhile
 
 from kvstore.errors import OutOfOrderSequence, WriterFenced
-from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, Offset, Sequence, WriterId, next_sequence
+from logformat.ids import NO_SEQUENCE, NO_WRITER, SEQUENCE_MAX, Epoch, Offset, Sequence, WriterId, next_sequence
 from logformat.log.batch import NAMED_WRITER, BatchHeader
 from logformat.log.writer_entry import EXPIRY_MS, WINDOW, RememberedBatch, WriterEntry, encode_snapshot
 
 STEP_MS_MAX = 3600 * 1000
 """What the step from one commit timestamp to the next counts at most."""
+_SEQUENCES = SEQUENCE_MAX + 1
 
 
 def uncounted_after(last_timestamp: int, uncounted_ms: int, timestamp: int) -> int:
@@ -91,9 +92,9 @@ class WriterStates:
         return None
 
     def has(self, writer_id: WriterId, sequence: Sequence) -> bool:
-        """Whether a batch is one of its writer's last five, even if the writer has expired."""
+        """Whether a batch of a commit is here, even if the writer has expired: none of its writer's is left out."""
         entry = self._writers.get(writer_id)
-        return entry is not None and any(batch.sequence == sequence for batch in entry.batches)
+        return entry is not None and (entry.batches[-1].sequence - sequence) % _SEQUENCES < _SEQUENCES // 2
 
     def last_sequence(self, writer_id: WriterId, *, now_ms: int) -> Sequence | None:
         """Sequence of a writer's last batch; None if there is none, or it is forgotten by now, in counted time."""

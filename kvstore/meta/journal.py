@@ -409,26 +409,31 @@ class Journal:
     def _add(self, decide: Callable[[CatalogState], Sequence[Payload]] | None) -> CatalogState:
         """Add the edits in memory, and more; LMDB's mode decides whether they are durable."""
         with self.adding() as transaction:
-            state = self._replayed(transaction, self._state)
+            names = segments_of(transaction)
+            state = before = self._replayed(transaction, self._state, names=names)
             for payload in self._waiting:
                 if not state.lost_to and not _is_late(state, payload):
-                    state = self._put(transaction, state, self._following(state, payload))
+                    state = self._put(transaction, names, state, self._following(state, payload))
             if decide is not None:
                 state.check_leads()
                 payloads, now_ms = decide(state), self._clock.now_ms()
                 for payload in payloads:
-                    state = self._put(transaction, state, self._following(state, payload, now_ms))
+                    state = self._put(transaction, names, state, self._following(state, payload, now_ms))
+            number = transaction.id()
         self._waiting.clear()
         self._shown = None
         self._state = state
+        if self._loaded and state is not before:  # else LMDB gives this number to the next transaction, too
+            self._seen = number
         return state
 
     def _add_later(self, later: Iterable[Edit]) -> CatalogState:
         with self.adding() as transaction:
-            state = self._replayed(transaction, self._state)
+            names = segments_of(transaction)
+            state = self._replayed(transaction, self._state, names=names)
             for edit in later:
                 if edit.txid > state.txid:
-                    state = self._put(transaction, state, edit)
+                    state = self._put(transaction, names, state, edit)
         return state
 
     def _with_room(self, add: Callable[[], CatalogState]) -> CatalogState:
@@ -465,8 +470,7 @@ class Journal:
                 # A traceback that is kept would keep it open, and every process would wait for it.
                 transaction.abort()
 
-    def _put(self, transaction: Transaction, state: CatalogState, edit: Edit) -> CatalogState:
-        names = segments_of(transaction)
+    def _put(self, transaction: Transaction, names: list[str], state: CatalogState, edit: Edit) -> CatalogState:
         if not names or edit.txid - int(names[-1]) >= self._edits_per_segment:
             names.append(segment_name(edit.txid))
         database = self._environment.database_within(transaction, names[-1], create=True)
@@ -563,9 +567,11 @@ class Journal:
         with self._environment.read() as transaction:
             return segments_of(transaction)
 
-    def _replayed(self, transaction: Transaction, state: CatalogState, last: Txid = TXID_MAX) -> CatalogState:
-        """The state after the edits that follow it, up to one."""
-        names = segments_of(transaction)
+    def _replayed(
+        self, transaction: Transaction, state: CatalogState, last: Txid = TXID_MAX, *, names: list[str] | None = None
+    ) -> CatalogState:
+        """The state after the edits that follow it, up to one, of segments of these names."""
+        names = segments_of(transaction) if names is None else names
         if names and int(names[0]) > state.txid + 1:
             with transaction.cursor(db=self._environment.database_within(transaction, names[0])) as cursor:
                 check_name(cursor, names[0])

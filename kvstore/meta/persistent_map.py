@@ -57,7 +57,18 @@ class PersistentMap(Mapping[K, V]):
             bits = _hash(key)
             while isinstance(node, tuple):
                 node, bits = node[bits % _WIDTH], bits >> _BITS
-        return cast("V", node[key])
+        value: V = node[key]
+        return value
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """The value of a key, or a default."""
+        try:
+            return self[cast("K", key)] if isinstance(self._root, tuple) else self._root.get(key, default)
+        except KeyError:
+            return default
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key, self) is not self
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._as_dict())

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import TypeVar
@@ -391,7 +392,10 @@ class CatalogState:
         if edit.table_id not in self.tables:
             return replace(self, txid=txid)
         now = self.writers_of(edit.table_id).after(edit)
-        return replace(self, txid=txid, writers=_with(self.writers, edit.table_id, now, NO_WRITERS))
+        # A copy, since replace() takes three times as long.
+        after = copy(self)
+        after.__dict__.update(txid=txid, writers=_with(self.writers, edit.table_id, now, NO_WRITERS))
+        return after
 
     def _with_writer(self, writer_id: WriterId) -> CatalogState:
         return replace(self, next_writer_id=WriterId(max(self.next_writer_id, writer_id + 1)))

@@ -110,9 +110,10 @@ class TableWriters:
                 return replace(self, named=self.named.without(edit.name), former=self._former(edit.name))
             case BeginCommit():
                 begun = OpenCommit(edit.commit_id, edit.writer_id, edit.writer_epoch, edit.sequence, edit.staged)
-                return replace(self, commits=(*self.commits, begun))
+                return TableWriters(self.named, self.former, (*self.commits, begun))
             case EndCommit():
-                return replace(self, commits=tuple(open for open in self.commits if open.commit_id != edit.commit_id))
+                left = [each for each in self.commits if each.commit_id != edit.commit_id]
+                return TableWriters(self.named, self.former, tuple(left))
 
     def _former(self, name: str) -> frozenset[WriterId]:
         writer = self.named.get(name)

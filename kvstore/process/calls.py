@@ -2,7 +2,8 @@
 
 * Python raises KeyboardInterrupt in the main thread only, at almost any instruction. What takes locks, descriptors or
   transactions, or changes several things of which one follows from the other, runs in a thread of its own. Elsewhere
-  than in the main thread it runs where it is called.
+  than in the main thread it runs where it is called; so it does in what the main thread does undisturbed
+  (:mod:`kvstore.process.signals`).
 * The interrupt of a caller waits for the call to end, and then goes on: so the call is over, as a whole or refused.
   Calls that wait or take long look for it (:func:`check_caller`) and end early. A second interrupt does not wait: the
   thread goes on alone.
@@ -21,6 +22,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
+
+from kvstore.process.signals import is_put_off
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,7 +108,7 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def called(*args: P.args, **given: P.kwargs) -> T:
-        if threading.get_ident() != threading.main_thread().ident:
+        if threading.get_ident() != threading.main_thread().ident or is_put_off():
             return work(*args, **given)
         call = Call(lambda: work(*args, **given))
         try:

@@ -74,6 +74,11 @@ _ctrl_c = _CtrlC()
 os.register_at_fork(after_in_child=_ctrl_c.forked)
 
 
+def is_put_off() -> bool:
+    """Whether Ctrl-C in the main thread is only noted now."""
+    return _ctrl_c.is_put_off
+
+
 def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bool:
     """Work without a handler of a signal in between; False if that can't be had, and then nothing was done.
 

@@ -336,20 +336,23 @@ class StoreRepair:
         self, journal: Journal, state: CatalogState, id: TableId, repaired: Mapping[int, RepairedBucket]
     ) -> None:
         """End open commits over several buckets that can't complete, for a log has lost the batch before theirs."""
+        lasts = {bucket: dict(done.last_sequences) for bucket, done in repaired.items() if done.end is not None}
         for commit in state.writers_of(id).commits:
+            writer, sequence = commit.writer_id, commit.sequence
             lacking = [
-                bucket
-                for bucket, done in repaired.items()
-                if done.end is not None
-                and commit.sequence > next_sequence(done.last_sequences.get(commit.writer_id, NO_SEQUENCE))
+                bucket for bucket, last in lasts.items() if sequence > next_sequence(last.get(writer, NO_SEQUENCE))
             ]
-            if lacking:
-                self._report.gone.append(
-                    f"{state.tables[id].name}: the part of buckets {lacking} in the commit {commit.commit_id}, for"
-                    " batches before it are gone; other buckets may have their parts"
-                )
-                edit = EndCommit(table_id=id, commit_id=commit.commit_id)
-                journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
+            if not lacking:
+                # It can complete in every bucket, so the next commit of its writer can, too.
+                for last in lasts.values():
+                    last[writer] = max(last.get(writer, NO_SEQUENCE), sequence)
+                continue
+            self._report.gone.append(
+                f"{state.tables[id].name}: the part of buckets {lacking} in the commit {commit.commit_id}, for batches"
+                " before it are gone; other buckets may have their parts"
+            )
+            edit = EndCommit(table_id=id, commit_id=commit.commit_id)
+            journal.append(lambda _, edit=edit: edit)  # type: ignore[misc]
 
     def _end_commits(self, state: CatalogState) -> None:
         """Complete open commits over several buckets, as the next writer would."""

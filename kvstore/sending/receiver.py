@@ -26,6 +26,7 @@ from uuid import UUID, uuid4
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
 from kvstore.meta.table_catalog import TableCatalog
+from kvstore.process.calls import Call, CallerInterrupted
 from kvstore.request.encoded import ComparedRequest, SmallRequest
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
@@ -71,7 +72,7 @@ class Receiver:
     def __init__(self, place: MeetingPlace, transact: Transact) -> None:
         self._place = place
         self._transact = transact
-        self._transactions: set[threading.Thread] = set()
+        self._transactions: dict[threading.Thread, Call[None]] = {}
         self._owner = uuid4()
         self._mutex = threading.Lock()
         self._new: list[_Connection] = []
@@ -108,7 +109,10 @@ class Receiver:
         if thread is not None:
             self._woken()
             thread.join()
-        for each in list(self._transactions):
+        transactions = list(self._transactions.items())
+        for _, call in transactions:
+            call.interrupted = True  # its sender looks for another owner; what is decided is completed
+        for each, _ in transactions:
             each.join()
 
     def _begin(self, content: bytes, answered: Callable[[Kind | None, bytes], None]) -> None:
@@ -122,10 +126,16 @@ class Receiver:
                 pass
             finally:
                 answered(kind, data)
-                self._transactions.discard(thread)
 
-        thread = threading.Thread(target=work, name="kvstore-transaction", daemon=True)
-        self._transactions.add(thread)
+        def run() -> None:
+            call.run()
+            del self._transactions[thread]
+            with suppress(CallerInterrupted):
+                call.answer()
+
+        call = Call(work)
+        thread = threading.Thread(target=run, name="kvstore-transaction", daemon=True)
+        self._transactions[thread] = call
         thread.start()
 
     def _add(self, connection: _Connection) -> None:

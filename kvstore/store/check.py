@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
-from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, UnknownSchema, WriterFenced
+from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, Unavailable, UnknownSchema, WriterFenced
 from kvstore.index.index import View
 from kvstore.indexing.entries import different_entries
 from kvstore.indexing.unique import duplicate
@@ -178,7 +179,7 @@ def _check(
                     report.findings.append(f"two rows have the same values in the unique index {each.name}")
             return
     # The index has some changes that its state has not: the rows with all of them are compared with the log.
-    with handle.latest() as view:
+    with suppress(Unavailable), handle.latest() as view:  # unless an open commit has to be completed first
         for batch in handle.log.batches(end, view.state().applied_offset):
             log.add(batch)
         if log.knows_rows:

@@ -23,6 +23,7 @@ from kvstore.arguments import shown
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
+from kvstore.commit.ends import OpenEnds
 from kvstore.commit.named_writers import new_writer_id
 from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
 from kvstore.disk.lmdb_files import LMDB_FILES
@@ -132,6 +133,7 @@ class StoreRuntime:
             succeeded=self.meter.checkpoint.since,
         )
         self._journal.listen(self.checkpoints)
+        self._ends = OpenEnds(self._journal, clock)
         self.place.is_dropped = self._is_dropped
         self._table_files = TableFiles(path, self._identity.store_id, files)
         self.alterations = Alterations(self._journal, self._table_files)
@@ -278,10 +280,11 @@ class StoreRuntime:
                     budget=self.budget,
                     read_only=lambda: not self.writes,
                     readers=self._readers,
+                    ends=self._ends,
                     other_of=self._other_of,
                 )
             if self._hand_over is None:
-                self._hand_over = HandOver(self._all_tables, self._receiver, self._clock)
+                self._hand_over = HandOver(self._all_tables, self._receiver, self._ends, self._clock)
             return self._tables[definition.id]
 
     @uninterrupted
@@ -502,6 +505,7 @@ class StoreRuntime:
         with ExitStack() as stack:  # each of them, whatever the others raise
             stack.callback(self._let_go)
             stack.callback(self._journal.close)
+            stack.callback(self._ends.close)
             stack.callback(self._slots.close)
             stack.callback(self._receiver.close)
             stack.callback(self.checkpoints.close)

@@ -17,6 +17,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.consumers import Consumers
 from kvstore.commit.coordinator import Commits
+from kvstore.commit.ends import OpenEnds
 from kvstore.commit.named_writers import Writers
 from kvstore.commit.staging import Staging
 from kvstore.disk.files import Files
@@ -100,6 +101,7 @@ def open_table(
     budget: Budget,
     read_only: Callable[[], bool],
     readers: OpenReaders,
+    ends: OpenEnds | None = None,
     other_of: Callable[[BucketContext], OtherOwner] = lambda _: NoOtherOwner(),
 ) -> OpenTable:
     """Open a table; no file is opened yet.
@@ -107,6 +109,7 @@ def open_table(
     Args:
         budget: See :class:`kvstore.bucket.context.BucketContext`.
         read_only, readers: See :class:`BucketHandle`.
+        ends: See :class:`kvstore.commit.coordinator.Commits`; of all tables of a store the same.
         other_of: What takes requests of a bucket while another process owns it.
     """
     table = definition.id
@@ -126,7 +129,7 @@ def open_table(
     for each in handles:
         files.note(each.place.directory)
         files.note(each.place.log)
-    commits = Commits(handles, lock, staging, catalog, clock)
+    commits = Commits(handles, lock, staging, catalog, clock, ends or OpenEnds(journal, clock))
     consumers = Consumers(handles, catalog, options, clock)
     return OpenTable(handles, lock, commits, Writers(commits, catalog), consumers, catalog, meter)
 
@@ -137,10 +140,14 @@ class HandOver:
     Args:
         tables: All that the process has open.
         receiver: Takes what others send.
+        ends: Commits that end once the logs are durable.
     """
 
-    def __init__(self, tables: Callable[[], Sequence[OpenTable]], receiver: Receiver, clock: Clock) -> None:
+    def __init__(
+        self, tables: Callable[[], Sequence[OpenTable]], receiver: Receiver, ends: OpenEnds, clock: Clock
+    ) -> None:
         self._tables = tables
+        self._ends = ends
         self._receiver = receiver
         self._clock = clock
         self._closing = threading.Event()
@@ -163,6 +170,8 @@ class HandOver:
             if any(handle.writes for table in tables for handle in table.handles):
                 with suppress(OSError, StoreError):
                     self._receiver.look(partial(_owned, tables))
+            with suppress(StoreError):  # these commits stay open
+                self._ends.look()
             # With thousands of tables a look takes long: then the pauses are longer, too.
             took = self._clock.monotonic() - begun
             pause = max(OWNER_LOOK_MS / 1000, min(_PAUSE_FACTOR * took, _PAUSE_SECONDS_MAX))

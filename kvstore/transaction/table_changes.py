@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,11 @@ class TableChanges:
         self._changes: list[Changes | list[Operation]] = []
         self._after: dict[bytes, pa.RecordBatch | bytes] = {}
         """By key, the row as it is stored or as columns; empty if it is deleted."""
+
+    @property
+    def written(self) -> Collection[bytes]:
+        """The keys whose rows it changes, as bytes."""
+        return self._after.keys()
 
     @property
     def is_changed(self) -> bool:

@@ -65,6 +65,11 @@ class WriterEntry(NamedTuple):
         """Counted time of its last batch, from which on it ages."""
         return self.batches[-1].timestamp - self.uncounted_ms
 
+    def before(self, offset: Offset) -> WriterEntry | None:
+        """The entry with the batches before an offset; None if there are none."""
+        batches = tuple(each for each in self.batches if each.base_offset < offset)
+        return self._replace(batches=batches) if batches else None
+
 
 def encode_entry(writer_id: WriterId, entry: WriterEntry) -> bytes:
     """12 bytes, 8 if some of its time is uncounted, and 24 for each batch; the checksum covers the writer id too."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from tests.crash import verdict, whole_verdict
 from tests.crash.history import History
+from tests.crash.transfers import TransferScript
 from tests.crash.verdict import Finding
 from tests.crash.whole_history import WholeHistory
 from tests.crash.whole_store import WholeScript
 from tests.crash.workload import STORE, Script
 
-AnyScript = Script | WholeScript
+AnyScript = Script | WholeScript | TransferScript
 AnyHistory = Any
 """What an oracle makes of a script, and is given again."""
 

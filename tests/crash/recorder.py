@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.crash import whole_store
+from tests.crash import transfers, whole_store
 from tests.crash.bugs import planted
 from tests.crash.oracles import AnyScript
 from tests.crash.trace import UNDISTURBED, Plan, Trace, TracingRefused, follow, stop_to_be_traced
@@ -27,6 +27,7 @@ JOBS: dict[str, Callable[[Path, Any], int]] = {
     **TABLE_JOBS,
     "run whole": whole_store.run,
     "recover whole": whole_store.recover,
+    "run transfers": transfers.run,
 }
 FAILED = 70
 """Exit status of a job that ended on an error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,11 +12,15 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.bucket import commit_lock
+from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import SchemaMismatch, TransactionConflict
 from kvstore.sending.frames import Kind
 from kvstore.store import runtime
 from kvstore.transaction import commit
 from kvstore.transaction.elsewhere import answer
+from logformat import paths
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 
@@ -219,3 +224,46 @@ def test_each_is_committed_once_whichever_process_is_killed(path: Path, seed: in
         changes = [each["k"] for batch in store["a"].changelog() for each in batch.to_pylist()]
         assert all(changes.count(1000 * name + number + 1) == 1 for name in (1, 2) for number in range(8))
         assert store.check()
+
+
+def write_much(pipe: Pipe, path: Path) -> None:
+    """Commit a transaction that is not small, and say so."""
+    with kvstore.open(path) as store:
+        pipe.send("sends")
+        with store.transaction() as tx:
+            for table in TABLES:
+                tx.upsert(table, [{"k": k, "n": 1} for k in range(500)])
+    pipe.send("done")
+
+
+def test_an_owner_closes_while_a_transaction_of_another_one_waits(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not wait for the lock that the transaction waits for; the sender goes on elsewhere."""
+    waits, pause = threading.Event(), commit_lock.pause
+
+    def paused() -> None:
+        waits.set()
+        pause()
+
+    monkeypatch.setattr(commit_lock, "pause", paused)
+    owner = kvstore.open(path)
+    owner["a"].upsert({"k": -1, "n": 0})
+    table = owner.runtime.open_table(owner.runtime.definition("a"))
+    files = owner.runtime.files
+    other = ProcessLock(paths.commit_lock(path, table.catalog.table), files)
+    assert other.try_acquire()
+    try:
+        with Child(write_much, path) as sender:
+            assert sender.hear() == "sends"
+            assert waits.wait(60)
+            closing = threading.Thread(target=owner.close)
+            closing.start()
+            closing.join(COMMIT_WAIT_SECONDS / 2)
+            assert not closing.is_alive()
+            other.release()
+            assert sender.hear() == "done"
+            assert sender.join() == 0
+    finally:
+        other.release()
+    with kvstore.open(path) as store:
+        assert [sum(row["n"] for row in rows_of(store[name])) for name in TABLES] == [500, 500]
+        assert store.check().ok

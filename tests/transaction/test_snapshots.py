@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -280,11 +281,13 @@ def test_a_commit_of_a_dead_process(
         child.join()
     if read_only:
         monkeypatch.setattr(cut, "COMMIT_WAIT_SECONDS", 0)
-        with (
-            kvstore.open(store_path, read_only=True) as reader,
-            pytest.raises(Unavailable, match="open the store for writing"),
-        ):
-            reader.snapshot()
+        with kvstore.open(store_path, read_only=True) as reader:
+            for read in (reader.snapshot, *(partial(READS[name], reader["b"]) for name in READS if name != "changes")):
+                with pytest.raises(Unavailable, match="open the store for writing"):
+                    read()
+            with kvstore.open(store_path) as writer:
+                put(writer, 3)
+            assert {name: READS["scan"](reader[name]) for name in "ab"} == {"a": {3}, "b": {3}}
         return
     with kvstore.open(store_path) as again, again.snapshot() as at:
         assert {name: READS["scan"](at[name]) for name in at} == {"a": {2}, "b": {2}}

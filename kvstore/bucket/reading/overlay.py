@@ -7,7 +7,8 @@ if the writer died then. It reads each batch once. Headers are read first, and r
 
 * If nobody writes the bucket, the end is where the whole batches of its log end: where a recovery would find it. What
   is after the published end is synced first.
-* So an end is never beyond what was synced, and no crash takes back what another process has seen.
+* So an end is never beyond what was synced or belongs to a decided commit, and no crash takes back what another process
+  has seen.
 * Beside a writer that publishes nothing (an older kvstore), the index is what there is.
 """
 

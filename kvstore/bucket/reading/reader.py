@@ -3,7 +3,8 @@
 * What a writer has acknowledged and not committed to its index, living or dead, is read from the log
   (``kvstore/bucket/reading/overlay.py``).
 * Every :data:`LOOK_SECONDS` a process that may write looks whether a decided commit lacks its batch here, because its
-  coordinator died; if so it appends that. It also builds an index that is missing or damaged, if nobody else does.
+  coordinator died; if so it appends that, and where nothing may be written, reads are refused. It also builds an index
+  that is missing or damaged, if nobody else does.
 * An index that was rebuilt or compacted is opened again; scans of the old file go on.
 
 Every call here is made under the lock with which the handle opens and closes the bucket.
@@ -21,7 +22,7 @@ from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.reading.overlay import LOOK_SECONDS, OverlayReader
 from kvstore.bucket.recovery import usable_index
 from kvstore.disk.lock import is_locked
-from kvstore.errors import CorruptData, StoreError
+from kvstore.errors import CorruptData, StoreError, Unavailable
 from kvstore.index.index import AtRest, Index, View
 from kvstore.log.writer_state import WriterStates
 from kvstore.memtable.generation import Entry
@@ -60,14 +61,13 @@ class BucketReader:
         self._opened = opened
         self._at_rest: AtRest | None = None
         self._look_next = 0.0
+        self._is_halfway = False
         self._overlay = OverlayReader(context, self._is_written)
 
     def ready(self) -> Index | None:
         """The open index, if nothing has to be done before it is read."""
         index = self.index
-        if index is None or index.is_stale() or (not self._read_only() and not self._was_just_looked_at):
-            return None
-        return index
+        return None if index is None or index.is_stale() or not self._was_just_looked_at else index
 
     @property
     def _was_just_looked_at(self) -> bool:
@@ -79,19 +79,40 @@ class BucketReader:
         Raises:
             CorruptBatch: The log is damaged.
             OffsetOutOfRange: The log begins after the view.
+            Unavailable: A process died halfway through a commit over several buckets: others may have their part.
         """
+        self._check_whole()
+        return self._moved_on(view)
+
+    def _check_whole(self) -> None:
+        if self._is_halfway:
+            raise Unavailable(
+                "A commit over several buckets is not completed, because its process died; open the store for writing"
+                " to do so.",
+                table=self._context.catalog.definition().name,
+            )
+
+    def _moved_on(self, view: View) -> View:
         state = view.state()
         overlay = self._overlay.at(state, rows=True)
         return view if overlay is None else overlay.view(view, state)
 
     def state_after(self, state: IndexState) -> IndexState:
-        """The state of an index, moved on to the end of the log. Raises what :meth:`newer` does."""
+        """The state of an index, moved on to the end of the log.
+
+        Raises:
+            CorruptBatch, OffsetOutOfRange: See :meth:`newer`.
+        """
         overlay = self._overlay.at(state)
         return state if overlay is None else overlay.state_after(state)
 
     def newest(self, key: bytes) -> Entry | None:
-        """What the log has of a key after the open index; None if the index has its row, or that there is none."""
+        """What the log has of a key after the open index; None if the index has its row, or that there is none.
+
+        Raises what :meth:`newer` does.
+        """
         assert self.index is not None
+        self._check_whole()
         return self._overlay.newest(key, self.index)
 
     def state_at_rest(self) -> IndexState | None:
@@ -119,13 +140,16 @@ class BucketReader:
         """
         self._close_stale()
         now = self._context.clock.monotonic()
-        if self.index is None or now >= self._look_next:
-            if not self._read_only():
-                self._complete()
-            self._look_next = now + LOOK_SECONDS  # as long ago as what was found
+        is_due = self.index is None or now >= self._look_next
+        if is_due and not self._read_only():
+            self._complete()
         if self.index is None:
             self.open()
         assert self.index is not None
+        if is_due:
+            self._is_halfway = self._read_only() and self._lacks_batch(self.index)
+            if not self._is_halfway:
+                self._look_next = now + LOOK_SECONDS  # as long ago as what was found
         return self.index
 
     def _close_stale(self) -> bool:
@@ -188,6 +212,15 @@ class BucketReader:
             if not was_replaced:
                 return
 
+    def _lacks_batch(self, index: Index) -> bool:
+        """Whether the log lacks its batch of an open commit, and no process is about to append it."""
+        commits = self._context.catalog.writers().commits
+        # In this order: the process that decided a commit owns the bucket until it has appended its batch.
+        if not commits or self._is_written():
+            return False
+        with index.view() as view:
+            return not self._has(self._moved_on(view), commits)
+
     def _replay(self) -> None:
         is_readable = self.index is not None
         try:
@@ -211,7 +244,7 @@ class BucketReader:
         if not commits:
             return True
         with self.index.view() as view:
-            return self._has(self.newer(view), commits)
+            return self._has(self._moved_on(view), commits)
 
     def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
         writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))

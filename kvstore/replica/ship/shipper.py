@@ -27,7 +27,9 @@ from kvstore.errors import (
     Unavailable,
     WriterFenced,
 )
+from kvstore.log.writer_state import WriterStates
 from kvstore.meta.journal import Journal
+from kvstore.meta.state import CatalogState
 from kvstore.replica.client import Client, store_id_of
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
@@ -301,6 +303,9 @@ class Shipper:
             start = offset
         if before is None:
             before = Shipped(stream=stream, start=0, end=0, snapshots=[])
+        if end > start:
+            # A power cut may take the last batches of commits that are open; what is appended then has another time.
+            handle.log.sync(Offset(start))
         self.ship_range(stream, start, end)
         return Shipped(stream=stream, start=before.start, end=end, snapshots=before.snapshots)
 
@@ -446,11 +451,21 @@ class Shipper:
         for _ in range(_CUT_LOOKS):
             before = self._runtime.catalog()
             ends = self._ends()
-            is_still = not any(writers.commits for writers in before.writers.values())
-            if is_still and self._runtime.catalog().txid == before.txid:
+            if self._have_open_commits(ends, before) and self._runtime.catalog().txid == before.txid:
                 return ends
             pause()
         return ends
+
+    def _have_open_commits(self, ends: Mapping[Stream, tuple[BucketHandle, Offset]], state: CatalogState) -> bool:
+        """Whether each bucket has its batches of the commits that are open before its end."""
+        for stream, (handle, end) in ends.items():
+            if commits := state.writers_of(stream.table_id).commits:
+                with self._unless_dropped(stream), handle.latest() as view:
+                    entries = view.writers_of(commit.writer_id for commit in commits)
+                    known = WriterStates({id: each for id, entry in entries.items() if (each := entry.before(end))})
+                    if not all(known.has(commit.writer_id, commit.sequence) for commit in commits):
+                        return False
+        return True
 
     def _ends(self, known: Container[Stream] = ()) -> dict[Stream, tuple[BucketHandle, Offset]]:
         """The ends of all buckets but those that are known."""
