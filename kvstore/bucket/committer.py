@@ -141,6 +141,8 @@ class Committer:
         self._parts: list[Applied] = []  # of commits over several buckets, in a caller's turn
         self._has_pending = False  # whether the memtable has anything of them
         self._is_pressed = False  # the memtable must not grow
+        self._durably: set[object] = set()
+        """Answers of requests that are durable before they are answered, if not all are."""
         self._together = 1
         self._applied_first = self._applied_last = context.clock.monotonic()
         self._merge_seconds = 0.0
@@ -195,6 +197,14 @@ class Committer:
             if self._ended is not None:
                 raise copy(self._ended)
             self._put(item)
+
+    def submit_durably(self, request: Submitted, *, here: bool = False) -> None:
+        """Like :meth:`submit`, whatever the durability: all that the answer says is durable by then."""
+        if self._options.durability != "sync":
+            answer: Any = request.answer
+            self._durably.add(answer)
+            answer.add_done_callback(self._durably.discard)
+        self.submit(request, here=here)
 
     def _put(self, item: Item) -> None:
         self._submitted += 1
@@ -592,7 +602,11 @@ class Committer:
 
     def _append_all(self, outcomes: Outcomes) -> None:
         done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
-        self._append(done, durable=self._options.durability == "sync")
+        durable = self._options.durability == "sync"
+        if self._durably and any(request.answer in self._durably for request, _ in outcomes):
+            self._path.log.sync()  # also of what a request that writes nothing has found
+            durable = True
+        self._append(done, durable=durable)
 
     def _append(self, done: Sequence[Applied], *, durable: bool = False, decided: bool = False) -> None:
         batches = [each.batch for each in done if each.batch is not None]

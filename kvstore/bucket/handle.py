@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.bucket.context import BucketContext
@@ -129,13 +129,16 @@ class BucketHandle:
                     raise
 
     def take_in(self, request: Submitted, *, here: bool = False) -> bool:
-        """Have a request of another process answered; False if this process does not own the bucket."""
+        """Have a request of another process answered, once what it has found and written is durable.
+
+        False if this process does not own the bucket.
+        """
         engine = self._engine
         if engine is None:
             return False
         try:
             self._ownership.writes_alone = True
-            engine.committer.submit(request, here=here)
+            engine.committer.submit_durably(request, here=here)
         except StoreClosed:
             if not self._gave_up(engine):
                 raise
@@ -440,14 +443,22 @@ class BucketHandle:
         finally:
             index.close()
 
-    def claim(self) -> None:
-        """Let no other process write the bucket from now on; a writer here goes on.
+    def try_claim(self) -> bool:
+        """Let no other process write the bucket from now on, while a writer here goes on; False if one writes it.
 
         Raises:
-            StoreLocked: Another process writes it.
+            StoreLocked: Another process recovers the bucket, and does not finish.
         """
         with self._opening:
-            self._ownership.claim()
+            return self._ownership.try_claim()
+
+    def refuse(self) -> NoReturn:
+        """Report which process owns the bucket.
+
+        Raises:
+            StoreLocked: Always.
+        """
+        self._ownership.refuse()
 
     def give_back(self) -> None:
         """Release a claim: other processes may write, unless this process writes the bucket."""

@@ -152,16 +152,18 @@ class BucketOwnership:
         """Have others wait until :meth:`recovered`; see :meth:`BucketLock.recover_again`."""
         self._lock.recover_again()
 
-    def claim(self) -> None:
-        """Let no process begin to write the bucket.
+    def try_claim(self) -> bool:
+        """Let no process begin to write the bucket; False if another process writes it.
 
         Raises:
-            StoreLocked: Another process writes it.
+            StoreError: See :meth:`BucketLock.try_acquire`. The state is as it was.
         """
         self.check_open()
-        self._lock.acquire()
+        if not self._lock.try_acquire():
+            return False
         self._lock.recovered()  # or never will be: the table goes
         self._change(Event.CLAIM)
+        return True
 
     def give_back(self) -> None:
         """Take a claim back; the lock stays if this process writes."""

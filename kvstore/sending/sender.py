@@ -100,6 +100,8 @@ class Sender:
         slots: Of this process.
     """
 
+    takes_requests = True
+
     def __init__(self, context: BucketContext, place: MeetingPlace, slots: Slots) -> None:
         self._context = context
         self._place = place
@@ -119,11 +121,6 @@ class Sender:
         self._free: list[Slot] = []
         self._last: dict[WriterId, Sequence] = {}
         """The last sequence of each id that was used here."""
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether this process takes requests of others: what it acknowledges is durable."""
-        return self._context.options.durability == "sync"
 
     @property
     def is_met(self) -> bool:
@@ -198,8 +195,7 @@ class Sender:
             if handle.is_owned_elsewhere():
                 raise StoreLocked(
                     "Another process writes this bucket, and takes no requests of others: it is stopped, or does"
-                    ' exclusive work such as a repair, or has another durability than "sync", or is of an older'
-                    " version. Wait until it is done, or end it.",
+                    " exclusive work such as a repair, or is of an older version. Wait until it is done, or end it.",
                     **refused.where,
                 ) from refused
             return None

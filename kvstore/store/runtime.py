@@ -20,6 +20,7 @@ from typing import TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
+from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
@@ -409,17 +410,28 @@ class StoreRuntime:
         """Remove a table; see :meth:`kvstore.Store.drop_table`."""
         definition = self.definition(name)
         table = self.open_table(definition)
-        with self._dropping(table):
+        with table.lock.held(), self._dropping(table):
             self._journal.append(lambda state: self._table_files.before(state, DropTable(table_id=definition.id)))
         self._forget(definition.id, table)
 
     @contextmanager
     def _dropping(self, table: OpenTable) -> Iterator[None]:
-        """Let no process begin to write a table any more, but after an error."""
-        with ExitStack() as refused:
+        """Let no process begin to write a table any more, but after an error; it is the caller's turn to commit.
+
+        Raises:
+            StoreLocked: Another process writes it, and does not hand it over.
+        """
+        deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
+        with ExitStack() as refused, ExitStack() as asking:
             for handle in table.handles:
-                handle.claim()
+                while not handle.try_claim():
+                    if self._clock.monotonic() >= deadline:
+                        handle.refuse()
+                    if not table.lock.wanted:
+                        asking.enter_context(table.lock.wanting())
+                    pause()
                 refused.callback(handle.give_back)
+            asking.close()
             refused.callback(self._table_files.complete, self._journal)
             yield
             refused.pop_all()

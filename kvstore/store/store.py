@@ -378,7 +378,7 @@ class Store(AlteredTables, ReadStore):
 
         Raises:
             NoSuchTable: There is none of that name.
-            StoreLocked: Another process writes it. Nothing was removed.
+            StoreLocked: Another process writes it, and has not handed it over within 30 s. Nothing was removed.
             StoreFull, LogFailed: The disk refuses. If the table is not listed any more it is dropped, and what is left
                 of its files goes when the next table is created.
         """

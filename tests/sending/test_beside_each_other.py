@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreError
+from kvstore.options import Durability
 from tests.sending.writers import SCHEMA, check, create, write_for_ever
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
@@ -140,3 +142,79 @@ def write_one(pipe: Pipe, path: Path, row: dict[str, object]) -> None:
         store.table("t").upsert(row)
         pipe.send("owns")
         pipe.recv()
+
+
+def write_until_dropped(pipe: Pipe, path: Path, name: str) -> None:
+    """Write rows until the table is gone; say by which error."""
+    with kvstore.open(path) as store:
+        table = store.table("t")
+        for n in count():
+            try:
+                table.upsert({"k": n, "v": name, "n": n})
+            except StoreError as error:
+                pipe.send(type(error).__name__)
+                break
+            if n == 5:
+                pipe.send("writes")
+        store.create_table(f"new-{name}", SCHEMA, primary_key="k").upsert({"k": 1})
+        with pytest.raises(NoSuchTable):
+            table.upsert({"k": 0})
+    pipe.send("closed")
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_table_is_dropped_while_others_write_it(store_path: Path, buckets: int) -> None:
+    create(store_path, buckets)
+    with (
+        Child(write_until_dropped, store_path, "a") as first,
+        Child(write_until_dropped, store_path, "b") as second,
+        kvstore.open(store_path) as store,
+    ):
+        assert [first.hear(), second.hear()] == ["writes", "writes"]
+        store.drop_table("t")
+        for writer in (first, second):
+            # A write that was on its way may have been applied before the table went.
+            assert writer.hear() in ("NoSuchTable", "NotAcknowledged")
+            assert writer.hear() == "closed"
+            assert writer.join() == 0
+        assert sorted(store.list_tables()) == ["new-a", "new-b"]
+        assert store.check()
+
+
+def own_without_syncs(pipe: Pipe, path: Path, durability: Durability) -> None:
+    """Own the bucket and write rows that are not synced, until a word comes; then be killed."""
+    late = {"sync_interval_ms": 10**6, "commit_wait_ms": 10**6, "commit_idle_ms": 10**6}
+    store = kvstore.open(path, durability=durability, **late)
+    table = store.table("t")
+    for n in count():
+        table.upsert({"k": -1 - n % 4, "v": "owner", "n": n})
+        if not n:
+            table.upsert({"k": -5, "v": "owner", "n": 0})
+            pipe.send("owns")
+        if pipe.poll():
+            pipe.recv()
+            table.upsert({"k": 0, "v": "owner", "n": n})
+            pipe.send("wrote")
+            pipe.recv()
+
+
+@pytest.mark.parametrize("durability", ["interval", "none"])
+def test_an_owner_that_syncs_later_syncs_what_others_write(store_path: Path, durability: Durability) -> None:
+    create(store_path)
+    with Child(own_without_syncs, store_path, durability) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        table = store.table("t")
+        for n in range(20):
+            table.upsert({"k": 1, "v": "a", "n": n})
+            assert table.get(1) == {"k": 1, "v": "a", "n": n}
+            assert table.increment(-5, {"n": 1})["n"] == n + 1
+        owner.say("stop")
+        assert owner.hear() == "wrote"
+        assert not table.put_if({"k": 0, "v": "b", "n": 0}, None)
+        assert table.get(0) is not None
+        assert table.increment(0, {"n": 1})["v"] == "owner"
+        with kvstore.open(store_path, read_only=True) as reader:
+            found = rows_of(reader.table("t"))
+        owner.kill()
+        assert rows_of(table) == found
+        assert store.check()

@@ -136,14 +136,18 @@ def test_many_threads_share_a_table_and_a_writer(table: kvstore.Table) -> None:
 
 
 HOLD = """
-store = kvstore.open(path, durability="none")
-table = store.table("t")
-table.apply(kvstore.Changes.of([("upsert", {"k": k, "v": 1}) for k in range(9)], table.schema))
+from kvstore.disk.lock import ProcessLock
+table = kvstore.open(path).table("t")
+locks = [ProcessLock(table.bucket(number).handle.place.directory / "LOCK") for number in range(table.buckets)]
+for lock in locks:
+    lock.acquire()
 print("holds")
 sys.stdin.readline()
-store.close()
+for lock in locks:
+    lock.release()
 print("closed")
 """
+"""A process that owns the buckets and takes no requests, such as one of an older version."""
 
 
 def test_a_writer_waits_for_buckets_that_another_process_writes(store: kvstore.Store, table: kvstore.Table) -> None:
