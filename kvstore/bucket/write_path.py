@@ -39,7 +39,6 @@ from kvstore.log.segment_writer import EncodedBatch
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.log.writer_state import STEP_MS_MAX, WriterStates, uncounted_after
 from kvstore.memtable.memtable import Memtable
-from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
@@ -277,7 +276,7 @@ class WritePath:
             # digest after them are.
             self._replay(log.batches(self._state.applied_offset, after.applied_offset), looks=False)
             self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
-            self.memtable.publish_run(Run.of([], []), self._state)
+            self.publish()
         found = log.batches(self._state.applied_offset, self.log.durable.offset)
         self._replay(found, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
         # After a failed sync, the rest may be in no file.
@@ -307,7 +306,8 @@ class WritePath:
                 digest=(self._state.digest + effect.digest) % 2**64,
                 next_count=part.next_count,
             )
-            self.memtable.publish_run(part.run, self._state)
+            self.memtable.put(part.run)
+            self.publish()
             if bytes_max is not None and self.memtable.published.size >= bytes_max:
                 self._merge_all()
 
@@ -378,7 +378,7 @@ class WritePath:
             return None
         batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
         encoded = EncodedBatch.of(batch, merged.encode(batch))
-        self.memtable.put(merged.keys, merged.values)
+        self.memtable.put(merged.rows)
         self._note([batch], Effect(merged.added_rows, merged.digest))
         return encoded
 
@@ -411,15 +411,11 @@ class WritePath:
         put, removed = changed & (final >= 0), changed & (final < 0)
         schema_id = self.definition.schema_id
         new_values, new_hashes = self._layout.encode_values(take_rows(merged.pool, final[put]), sums[put], schema_id)
-        keys_put, rows_put, keys_removed = (
-            list(compress(listed, put)),
-            new_values.to_list(),
-            [*compress(listed, removed)],
-        )
+        rows_now = dict(zip(compress(listed, put), new_values.to_list(), strict=True))
+        keys_removed = list(compress(listed, removed))
         if unique is not None:
-            rows_now = dict(zip(keys_put, rows_put, strict=True))
             unique.check(rows_now, keys_removed, self.memtable.newer, self.memtable.get)
-        self.memtable.put(keys_put, rows_put)
+        self.memtable.put(rows_now)
         self.memtable.delete(keys_removed)
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]

@@ -15,12 +15,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from kvstore.memtable.run import Run, merged
+from kvstore.memtable.run import RUN_KEYS, Run, merged
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset
 
-RUN_KEYS = 1 << 13
-"""This many keys are a run; fewer are entries, since each run makes finding a key slower."""
 Entry: TypeAlias = "tuple[Offset, bytes | None, Entry | None]"
 """A row of a key: its last change has this offset; the row; and the entry that it replaces."""
 

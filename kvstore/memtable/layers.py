@@ -1,9 +1,9 @@
 """Layers: what keys have since a bucket's last merge, in dicts of which a newer one comes before the older ones.
 
 Changes go into the newest dict, unless a view has been given it: then they begin a new one. So a view goes on to see
-what it saw. Dicts of about one size become one, so there are few of them. Many values that come together may be a
-layer of their own (a :class:`kvstore.memtable.run.Run`), which never changes. Layers that are being merged into the
-index are frozen: they go away together.
+what it saw. Many values that come together are a layer of their own (a :class:`kvstore.memtable.run.Run`), which never
+changes. Layers of about one size become one, so there are few of them. Layers that are being merged into the index are
+frozen: they go away together.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _LARGER = 2
-"""A dict stays by itself while it is more than so many times as large as the newer one."""
+"""A layer stays by itself while it is more than so many times as large as the newer one."""
 
 
 class Fixed(Protocol[K, V]):
@@ -33,6 +33,9 @@ class Fixed(Protocol[K, V]):
 
     def items(self) -> ItemsView[K, V]:
         """All keys, each with its value."""
+
+    def over(self, older: Layer[K, V], /) -> Fixed[K, V] | None:
+        """These values, and those that only an older layer has; None if they are too large for one layer."""
 
 
 Layer: TypeAlias = dict[K, V] | Fixed[K, V]
@@ -93,7 +96,13 @@ class Layers(Generic[K, V]):
 
     def over(self, values: Fixed[K, V]) -> Layers[K, V]:
         """These layers, and over them a new one that changes no more."""
-        return Layers((values, *self.dicts), self._frozen)
+        older = list(self.dicts)
+        while len(older) > self._frozen and len(older[0]) <= _LARGER * len(values):
+            if (both := values.over(older[0])) is None:
+                break
+            values = both
+            del older[0]
+        return Layers((values, *older), self._frozen)
 
     def freeze(self) -> Layers[K, V]:
         """These layers, all of them frozen."""

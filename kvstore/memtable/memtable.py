@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -26,7 +26,7 @@ import numpy as np
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import Layer, Layers
-from kvstore.memtable.run import Run
+from kvstore.memtable.run import Run, found_over
 from kvstore.memtable.sorted_rows import SortedRows
 from kvstore.memtable.view import NewerView, OrderedLayer, first_of
 from logformat.binary_column import BinaryColumn
@@ -166,6 +166,7 @@ class Memtable:
         self.derived: tuple[tuple[RowLayer, Any], ...] = ()
         self._ordered: tuple[tuple[Layer[bytes, bytes], OrderedLayer], ...] = ()
         self._pending: dict[bytes, bytes] = {}
+        self._pending_before: tuple[Run, ...] = ()  # the newest first
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
         self._is_seen = False
@@ -283,7 +284,9 @@ class Memtable:
         column = BinaryColumn.from_list(found)
         return column.lengths, column.without_empty()
 
-    def stored(self, keys: BinaryColumn, names: Sequence[bytes]) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
+    def stored(
+        self, keys: BinaryColumn, names: Sequence[bytes] | None = None
+    ) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
         """The rows of keys, as :meth:`find` or as :meth:`get` returns them, whichever takes less time.
 
         Args:
@@ -292,15 +295,19 @@ class Memtable:
         Raises:
             CorruptData: See these.
         """
-        rows = self._newest(names)
-        if len(names) <= FEW_KEYS:
-            return self._completed(names, rows)
-        if rows is None:
-            there, found = self.index.find(keys)
-            lengths = np.zeros(len(names), np.int64)
+        layers = self._layers()
+        runs: list[Run] = [each for each in layers if isinstance(each, Run)]
+        if len(keys) > FEW_KEYS and len(runs) == len(layers):
+            there, found = found_over(runs, keys, *self.index.find(keys))
+            lengths = np.zeros(len(keys), np.int64)
             lengths[there] = found.lengths
             return lengths, found
-        if 2 * rows.count(None) > len(rows):  # to take the others out would take longer
+        if names is None:
+            names = keys.to_list()
+        rows = Layers(layers).newest(names)
+        if len(names) <= FEW_KEYS:
+            return self._completed(names, rows)
+        if rows is not None and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
             return [old if new is None else new for new, old in zip(rows, self._in_index(keys), strict=True)]
         return self._completed(names, rows)
 
@@ -310,12 +317,12 @@ class Memtable:
         Raises:
             CorruptData: See :meth:`find`; or a row in the index is empty.
         """
-        return self._completed(keys, self._newest(keys))
+        return self._completed(keys, Layers(self._layers()).newest(keys))
 
-    def _newest(self, keys: Sequence[bytes]) -> list[bytes | None] | None:
-        """See :meth:`Layers.newest`."""
-        rows = self.published.rows
-        return Layers((self._pending, *rows.dicts)).newest(keys) if self._pending else rows.newest(keys)
+    def _layers(self) -> tuple[Layer[bytes, bytes], ...]:
+        """What is pending and what is published, the newest first."""
+        older: tuple[Layer[bytes, bytes], ...] = (*self._pending_before, *self.published.rows.dicts)
+        return (self._pending, *older) if self._pending else older
 
     def _completed(self, keys: Sequence[bytes], rows: list[bytes | None] | None) -> list[bytes]:
         """The rows of keys, of which the index has those that are None, or all if there are no rows."""
@@ -336,11 +343,15 @@ class Memtable:
 
     def newer(self) -> dict[bytes, bytes]:
         """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
-        return Layers((self._pending, *self.published.rows.dicts)).all()
+        return Layers(self._layers()).all()
 
-    def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
-        """Store rows, pending."""
-        self._pending.update(zip(keys, rows, strict=True))
+    def put(self, rows: Mapping[bytes, bytes] | Run) -> None:
+        """Store rows by key, pending; an empty one removes that of its key. A run is kept as it is."""
+        if isinstance(rows, Run):
+            before = (Run.of_dict(self._pending), *self._pending_before) if self._pending else self._pending_before
+            self._pending, self._pending_before = {}, (rows, *before) if len(rows) else before
+        else:
+            self._pending.update(rows)
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Remove the rows of keys, pending."""
@@ -356,37 +367,23 @@ class Memtable:
         Args:
             state: With all of it.
         """
-        rows, writers = self._pending, self._pending_writers
-        more = ROW_BYTES * len(rows) + sum(map(len, rows)) + sum(map(len, rows.values()))
+        newest, writers, old = self._pending, self._pending_writers, self.published
+        rows, size = old.rows, old.size + ROW_BYTES * len(newest)
+        size += sum(map(len, newest)) + sum(map(len, newest.values()))
+        for layer in reversed(self._pending_before):
+            size += layer.size
+            rows = rows.over(layer)
         with self._lock:
-            old, in_place = self.published, not self._is_seen
-            self.published = Published(
-                old.start,
-                state,
-                old.rows.added(rows, in_place=in_place),
-                old.writers.added(writers, in_place=in_place) if writers else old.writers,
-                old.size + more,
-            )
-            self._is_seen = False
-        self.drop()
-
-    def publish_run(self, run: Run, state: IndexState) -> None:
-        """Publish rows that the log has, and the writers that are pending; no rows are.
-
-        Args:
-            run: Given away; it stays as it is.
-            state: With all of it.
-        """
-        with self._lock:
-            old = self.published
-            rows = old.rows.over(run) if len(run) else old.rows
-            writers = old.writers.added(self._pending_writers, in_place=False)
-            self.published = Published(old.start, state, rows, writers, old.size + run.size)
+            in_place = not self._is_seen
+            rows = rows.added(newest, in_place=in_place) if newest else rows
+            writers_now = old.writers.added(writers, in_place=in_place) if writers else old.writers
+            self.published = Published(old.start, state, rows, writers_now, size)
+            self._is_seen = self._is_seen and rows is old.rows
         self.drop()
 
     def drop(self) -> None:
         """Drop what is pending."""
-        self._pending, self._pending_writers = {}, {}
+        self._pending, self._pending_before, self._pending_writers = {}, (), {}
 
     def begin_merge(self, state: IndexState) -> None:
         """Begin to merge everything that is published; no other merge may be under way.

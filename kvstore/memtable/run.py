@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import pyarrow.compute as pc
 
+from kvstore.memtable.layers import Layer
 from logformat import binary_column
 from logformat.binary_column import WORD, BinaryColumn, windows
 from logformat.rows.ordering import in_order
 
-OFFSET_BYTES = 8
-"""Of each key and of each row one is kept."""
+ROW_BYTES = 24
+"""What a row takes in memory beside its key and its value: where both begin, and a number to find it by."""
+RUN_KEYS = 1 << 12
+"""This many keys that come together are a run; fewer take less time in a dict."""
+_TOGETHER_BYTES = 32 << 20
+"""Larger runs stay apart: to find a key in one run more takes less time than to bring them together."""
 FEW_KEYS = 16
 """So many keys are found one by one in less time."""
 
@@ -36,6 +41,12 @@ class Run:
         """A run of lists."""
         return cls(BinaryColumn.from_list(keys), BinaryColumn.from_list(rows))
 
+    @classmethod
+    def of_dict(cls, rows: Mapping[bytes, bytes]) -> Run:
+        """A run of rows by key."""
+        keys = sorted(rows)
+        return cls.of(keys, list(map(rows.__getitem__, keys)))
+
     def __len__(self) -> int:
         return len(self.keys)
 
@@ -46,11 +57,17 @@ class Run:
         """All keys, each with its row."""
         return dict(zip(self.keys.to_list(), self.rows.to_list(), strict=True)).items()
 
+    def over(self, older: Layer[bytes, bytes]) -> Run | None:
+        """This run, with the rows that only an older layer has; None if it would take more than 32 MiB."""
+        if not isinstance(older, Run):
+            older = Run.of_dict(dict(older.items()))
+        return merged([older, self]) if older.size + self.size <= _TOGETHER_BYTES else None
+
     @property
     def size(self) -> int:
         """Bytes that it takes in memory, about."""
         flats = (int(column.offsets[-1] - column.offsets[0]) for column in (self.keys, self.rows))
-        return sum(flats) + 2 * OFFSET_BYTES * len(self)
+        return sum(flats) + ROW_BYTES * len(self)
 
     def slice(self, first: int, last: int) -> Run:
         """The part from one place to another (exclusive), not copied."""

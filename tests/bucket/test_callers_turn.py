@@ -212,8 +212,8 @@ def test_an_error_from_outside_before_the_log_has_the_write_undoes_it(
     """Such as an exception that another thread raises in the caller's, or one for want of memory."""
     with monkeypatch.context() as patched:
 
-        def fail(memtable: Memtable, keys: list[bytes], rows: list[bytes]) -> None:
-            put(memtable, keys, rows)
+        def fail(memtable: Memtable, rows: dict[bytes, bytes]) -> None:
+            put(memtable, rows)
             raise ZeroDivisionError
 
         put = Memtable.put

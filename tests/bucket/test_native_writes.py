@@ -20,6 +20,7 @@ from kvstore.bucket.merge import native
 from kvstore.errors import CorruptData
 from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker
+from kvstore.memtable import memtable
 from kvstore.memtable.memtable import Memtable
 from kvstore.request import encoded
 from kvstore.testing import strategies
@@ -75,8 +76,10 @@ def histories(draw: st.DrawFn) -> tuple[pa.Schema, list[str], dict[str, Any], li
 
 
 @settings(max_examples=settings().max_examples // 2)
-@given(history=histories(), compressed_min=st.sampled_from([1, 8, 4096]))
-def test_log_and_index_have_the_bytes_of_python(history: Any, compressed_min: int, tmp_path_factory: Any) -> None:
+@given(history=histories(), compressed_min=st.sampled_from([1, 8, 4096]), run_keys=st.sampled_from([1, 6, 4096]))
+def test_log_and_index_have_the_bytes_of_python(
+    history: Any, compressed_min: int, run_keys: int, tmp_path_factory: Any
+) -> None:
     schema, key, options, batches = history
     path = tmp_path_factory.mktemp("stores")
     found = []
@@ -86,6 +89,8 @@ def test_log_and_index_have_the_bytes_of_python(history: Any, compressed_min: in
             noticed(),
             mock.patch.object(write_path, "COMPRESSED_RECORDS_MIN", compressed_min),
             mock.patch.object(native, "COMPRESSED_RECORDS_MIN", compressed_min),
+            mock.patch.object(native, "RUN_KEYS", run_keys),
+            mock.patch.object(memtable, "FEW_KEYS", min(run_keys, 128)),
             store_at(path / name) as store,
         ):
             table = store.create_table("t", schema, key, **options)

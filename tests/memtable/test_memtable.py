@@ -81,7 +81,7 @@ class TheMemtable(RuleBasedStateMachine):
 
     @rule(rows=ROWS)
     def put(self, rows: Rows) -> None:
-        self.memtable.put(list(rows), list(rows.values()))
+        self.memtable.put(rows)
         self.pending |= rows
 
     @rule(keys=SOME_KEYS)
@@ -102,15 +102,12 @@ class TheMemtable(RuleBasedStateMachine):
         self.memtable.publish(state_at(self.end))
         self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
 
-    @precondition(lambda self: self.pending == self.rows)
     @rule(rows=ROWS, gone=SOME_KEYS)
-    def publish_run(self, rows: Rows, gone: list[bytes]) -> None:
-        """What a recovery has found in the log."""
-        self.end += 1
+    def put_columns(self, rows: Rows, gone: list[bytes]) -> None:
+        """A large batch, or what a recovery has found in the log."""
         both = dict.fromkeys(gone, b"") | rows
-        self.memtable.publish_run(Run.of(sorted(both), [both[key] for key in sorted(both)]), state_at(self.end))
-        self.pending = {key: row for key, row in (self.rows | both).items() if row}
-        self.rows, self.writers = dict(self.pending), dict(self.pending_writers)
+        self.memtable.put(Run.of_dict(both))
+        self.pending = {key: row for key, row in (self.pending | both).items() if row}
 
     @rule()
     def drop(self) -> None:
@@ -182,6 +179,8 @@ class TheMemtable(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.memtable.run._TOGETHER_BYTES", 400)
+    monkeypatch.setattr("kvstore.memtable.memtable.FEW_KEYS", 3)
     monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS", 2)
     monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS_MAX", 5)
     monkeypatch.setattr("kvstore.memtable.memtable.SLICE_BYTES", 40)
@@ -218,7 +217,7 @@ def merged_meanwhile(memtable: Memtable, index: Index) -> Iterator[View]:
 def test_a_merge_while_a_view_is_opened_hides_nothing(tmp_path: Path) -> None:
     with an_index(tmp_path) as index:
         memtable = Memtable(index)
-        memtable.put([KEYS[0]], [b"row"])
+        memtable.put({KEYS[0]: b"row"})
         memtable.publish(state_at(1))
         with memtable.view(lambda index: merged_meanwhile(memtable, index)) as view:
             assert_has(view, {KEYS[0]: b"row"}, {})
@@ -228,7 +227,7 @@ def test_a_row_that_is_merged_while_it_is_read_is_found(tmp_path: Path, monkeypa
     with an_index(tmp_path) as index:
         memtable = Memtable(index)
         get = index.environment.get
-        memtable.put([KEYS[0]], [b"row"])
+        memtable.put({KEYS[0]: b"row"})
         memtable.publish(state_at(1))
 
         def merged_first(key: bytes) -> bytes | None:
@@ -243,12 +242,12 @@ def test_a_view_stays_as_it_was_after_a_batch_without_rows(tmp_path: Path) -> No
     with an_index(tmp_path) as index:
         memtable = Memtable(index)
         for number, keys in enumerate((KEYS[:1], KEYS[1:2]), 1):
-            memtable.put(keys, [b"row"])
+            memtable.put(dict.fromkeys(keys, b"row"))
             memtable.put_writer(WriterId(number), entry(number))
             memtable.publish(state_at(number))
         with memtable.view() as view:
             for number, keys in enumerate(([], KEYS[:3]), 3):
-                memtable.put(keys, [b"later"] * len(keys))
+                memtable.put(dict.fromkeys(keys, b"later"))
                 memtable.put_writer(WriterId(number), entry(number))
                 memtable.publish(state_at(number))
             assert_has(view, dict.fromkeys(KEYS[:2], b"row"), {WriterId(n): entry(n) for n in (1, 2)})

@@ -6,9 +6,13 @@ stored rows of an earlier schema, and damage. Nothing is changed here.
 
 from __future__ import annotations
 
+import numpy as np
+
 from kvstore.bucket.merge.small import EncodedMerge
 from kvstore.kernel.changes import Few, Made, Stored
+from kvstore.kernel.writes import Encoded
 from kvstore.memtable.memtable import Memtable
+from kvstore.memtable.run import RUN_KEYS, Run
 from kvstore.request.encoded import EncodedWrites, SmallRequest
 from kvstore.request.request import Request
 from logformat.log.arrow_message import Compression
@@ -36,24 +40,27 @@ def merge_natively(
         return None
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
-        names, listed = rows
-        made = native.make_few(rows, memtable.get(names), skips=skips)
+        made = native.make_few(rows, memtable.get(rows.names), skips=skips)
     else:
-        names, listed = rows.keys.to_list(), rows.values.to_list()
-        old = memtable.stored(rows.keys, names)
+        old = memtable.stored(rows.keys)
         made = native.make(rows, Stored(*old) if isinstance(old, tuple) else old, skips=skips)
     if made is None:
         return None
-    final = made.final.tolist()
-    if -1 in final:
-        names = [name for name, operation in zip(names, final, strict=True) if operation >= 0]
-        final = [operation for operation in final if operation >= 0]
-    values = list(map(listed.__getitem__, final))
 
     def encode(batch: LogBatch) -> list[memoryview]:
         return _encoded(writes.records, batch, made, compression)
 
-    return EncodedMerge(made.records, encode, names, values, made.added_rows, made.digest)
+    return EncodedMerge(made.records, encode, _left(rows, made), made.added_rows, made.digest)
+
+
+def _left(rows: Encoded | Few, made: Made) -> dict[bytes, bytes] | Run:
+    """The rows that change, by key."""
+    if not isinstance(rows, Few) and len(rows.keys) >= RUN_KEYS:
+        at = np.flatnonzero(made.final >= 0)
+        return Run(rows.keys.take(at), rows.values.take(made.final[at]))  # copies: rows have more in their memory
+    names, values = rows if isinstance(rows, Few) else (rows.keys.to_list(), rows.values.to_list())
+    pairs = zip(names, made.final.tolist(), strict=True)
+    return {name: values[operation] for name, operation in pairs if operation >= 0}
 
 
 def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:

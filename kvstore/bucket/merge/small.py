@@ -5,9 +5,10 @@ Nothing is changed here. A write that turns out to need the long way has read ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
+from kvstore.memtable.run import Run
 from kvstore.request.encoded import BYTES_MAX, EncodedWrites, SmallRequest
 from kvstore.request.request import Request
 from logformat.log.batch import LogBatch
@@ -25,15 +26,13 @@ class EncodedMerge(NamedTuple):
     Attributes:
         records: Number of its change records.
         encode: Returns their batch, given its header, in pieces; called once.
-        keys, values: Keys that change, and their values, empty where the row is removed; of one that is there more than
-            once, the last one counts.
+        rows: See :meth:`kvstore.memtable.memtable.Memtable.put`.
         added_rows, digest: Change of the row count and of the digest (modulo 2^64).
     """
 
     records: int
     encode: Callable[[LogBatch], list[memoryview]]
-    keys: Sequence[bytes]
-    values: Sequence[bytes]
+    rows: dict[bytes, bytes] | Run
     added_rows: int
     digest: int
 
@@ -82,8 +81,7 @@ def merge_small(
     return EncodedMerge(
         len(change_types),
         lambda batch: [writes.records.batch(batch, bytes(change_types), columns)],
-        (changed := [key for key in hashes if rows[key] or key in old_hashes]),
-        [rows[key] for key in changed],
+        {key: rows[key] for key in hashes if rows[key] or key in old_hashes},
         sum(map(bool, rows.values())) - len(old_hashes),
         sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),
     )
