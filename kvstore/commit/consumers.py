@@ -50,18 +50,27 @@ class Consumers:
         """The next offset to read of each bucket of one consumer; None if there is none of that name."""
         return self._known(self._journal.state()).position(name)
 
-    def put(self, name: str, offsets: Any) -> None:
-        """See :meth:`Consumer.commit`."""
+    def filter_of(self, name: str) -> str | None:
+        """The filter that a subscription reads with under a name; None if that is not known."""
+        known = self._known(self._journal.state()).named.get(name)
+        return None if known is None else known.filter
+
+    def put(self, name: str, offsets: Any, filter: str | None = None) -> None:
+        """See :meth:`Consumer.commit`.
+
+        Args:
+            filter: That of a subscription; None for the one that is known.
+        """
         given = self._offsets_given(offsets)
         self._check_ends(given)
-        self._put(name, given, None, strict=True)
+        self._put(name, given, None, strict=True, filter=filter)
 
-    def hold(self, name: str, offsets: Mapping[int, int]) -> None:
+    def hold(self, name: str, offsets: Mapping[int, int], filter: str | None = None) -> None:
         """Like :meth:`put`, for offsets that were read from the log; what has expired since is left out.
 
         A reader of expired changes gets an error then.
         """
-        self._put(name, self._offsets_given(offsets), None, strict=False)
+        self._put(name, self._offsets_given(offsets), None, strict=False, filter=filter)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
         """Hold what the log has from these offsets on for ``LEASE_SECONDS``, if it ever expires.
@@ -80,10 +89,13 @@ class Consumers:
         # Only the writing process knows a limit by size; others see that there is one once it has taken effect.
         return any(handle.log.start() for handle in self._handles)
 
-    def _put(self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool) -> None:
+    def _put(
+        self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool, filter: str | None = None
+    ) -> None:
         """Register offsets; expired ones are moved to the log's start, or raise if ``strict``."""
         known = self._known(self._journal.state()).named.get(name)
-        if until_ms is None and known == NamedConsumer(tuple(offsets)):
+        filter = self.filter_of(name) if filter is None else filter
+        if until_ms is None and known == NamedConsumer(tuple(offsets), filter=filter):
             return  # it is registered already, so the log has it
 
         def decide(state: CatalogState) -> SetConsumer:
@@ -100,10 +112,11 @@ class Consumers:
                         log_start=start,
                     )
             held = list(map(max, offsets, starts))
-            return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms)
+            return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms, filter=filter)
 
         # If the edit is lost, the log keeps more than necessary.
-        goes_on = known is not None and known.until_ms == until_ms and all(map(ge, offsets, known.offsets))
+        is_same = known is not None and (known.until_ms, known.filter) == (until_ms, filter)
+        goes_on = known is not None and is_same and all(map(ge, offsets, known.offsets))
         self._journal.append(decide, may_wait=goes_on)
 
     def _known(self, state: CatalogState) -> TableConsumers:

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ _TURNED |= {value: key for key, value in _TURNED.items()}
 _COMPARISONS = frozenset(_TURNED)
 _PREFIXED = frozenset(("starts_with", "match_like"))
 _MAGIC_BYTES = 8
+_DIGEST_CHARACTERS = 32
 _EXACT_BITS = {pa.float64(): 53, pa.float32(): 24, pa.float16(): 11}
 _U16, _I32, _U32 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I")
 _HEADER, _METADATA, _KEY, _VALUE = 2, 2, 0, 1
@@ -116,6 +118,28 @@ def has_nan(filter: pc.Expression) -> bool:
     return read is None or any(
         pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py() for column in read[0].columns
     )
+
+
+def digest_of(filter: pc.Expression, columns: Sequence[str]) -> str:
+    """A text that is the same for filters with the same parts, whatever their columns are called meanwhile.
+
+    Args:
+        columns: Names of the stored columns, as they are called now.
+    """
+    read = _pickled(filter)
+    if read is None:
+        parts = [("text", str(filter))]
+    else:
+        literals, message = read
+        parts = []
+        for kind, text in _metadata(message.metadata.to_pybytes()):
+            if kind in ("literal", "options"):
+                value = literals.column(int(text))
+                text = f"{value.type} {value.to_pylist()!r}"
+            elif kind == "field_ref" and text in columns:
+                text = str(columns.index(text))
+            parts.append((kind, text))
+    return sha256(repr(parts).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 def _pickled(filter: pc.Expression) -> tuple[pa.RecordBatch, pa.Message] | None:

@@ -25,10 +25,12 @@ class NamedConsumer:
         offsets: The next offset to read in each bucket, in order of buckets.
         until_ms: When a lease expires, in milliseconds since the Unix epoch; None for a consumer that lasts until it is
             dropped.
+        filter: Which rows a subscription reads under this name; None if that is not known.
     """
 
     offsets: tuple[Offset, ...]
     until_ms: int | None = None
+    filter: str | None = None
 
     def is_over(self, now_ms: int) -> bool:
         """Whether it is a lease that has expired."""
@@ -104,7 +106,7 @@ class TableConsumers:
         kept = self.named.without_expired(time_ms)
         if isinstance(edit, DropConsumer):
             return TableConsumers(kept.without(edit.name))
-        return TableConsumers(kept.put(edit.name, NamedConsumer(tuple(edit.offsets), edit.until_ms)))
+        return TableConsumers(kept.put(edit.name, NamedConsumer(tuple(edit.offsets), edit.until_ms, edit.filter)))
 
 
 NO_CONSUMERS = TableConsumers()
@@ -121,4 +123,6 @@ def moved_back(table: TableId, consumers: TableConsumers, ends: Mapping[int, int
     for name, consumer in sorted(consumers.named.items()):
         offsets = [Offset(min(at, ends.get(bucket, at))) for bucket, at in enumerate(consumer.offsets)]
         if offsets != list(consumer.offsets):
-            yield SetConsumer(table_id=table, name=name, offsets=offsets, until_ms=consumer.until_ms)
+            yield SetConsumer(
+                table_id=table, name=name, offsets=offsets, until_ms=consumer.until_ms, filter=consumer.filter
+            )

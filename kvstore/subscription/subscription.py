@@ -3,6 +3,7 @@
 * The position is that of the consumer of this name in the catalog: the log keeps what comes after it.
 * It is an offset of each bucket, never between both halves of an update. What a filter leaves out moves it, too, once
   all that was delivered before is acknowledged.
+* The catalog has the filter with the position: what was read under a name with one goes on with no other.
 * Acknowledgements of ``ack_ms`` are one edit of the catalog: a call makes it once they are due, before the reader
   waits, and at its end.
 * While the current rows are delivered, there is no position yet, only a lease on the log: so a reader that dies among
@@ -24,11 +25,13 @@ from weakref import ReferenceType, ref
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.arguments import shown
 from kvstore.bucket.reads import BucketReads
 from kvstore.clock import Clock
 from kvstore.commit.consumers import LEASE_SECONDS, Consumers
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.history.shape import Shape, check_shapes
+from kvstore.indexing.filters import digest_of
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
 from kvstore.read.follow import Waits
@@ -38,6 +41,8 @@ from logformat.ids import BucketId, Offset
 
 QUIET_SECONDS = 1.0
 """How often the position is moved over what a filter leaves out."""
+FILTER_CHARACTERS = 200
+"""Of the text of a filter, which the catalog keeps for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._leased = self._moved = feed.clock.monotonic()
         buckets = [BucketId(bucket) for bucket in range(len(feed.buckets))]
         known = feed.consumers.position(name)
+        self._filter = self._filter_under(feed.consumers.filter_of(name), filter)
         self._is_full = known is None and isinstance(start, str) and start == "full"
         if known is None:
             ends: dict[int, Offset] = {bucket: feed.buckets[bucket].shown().applied_offset for bucket in buckets}
@@ -134,7 +140,7 @@ class Subscription(Iterator[pa.RecordBatch]):
                     )
                     for bucket in buckets
                 }
-                feed.consumers.put(name, known)
+                feed.consumers.put(name, known, self._filter)
         self._read = {bucket: Offset(known[bucket]) for bucket in buckets}
         ended = {int(bucket): feed.buckets[bucket].shown().applied_offset for bucket in buckets}
         self._until = None if follow else ended
@@ -217,6 +223,27 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._batches.close()
         self._settle(at_once=True)
 
+    def _filter_under(self, known: str | None, filter: pc.Expression | None) -> str:
+        """What the catalog keeps of the filter, beside the position.
+
+        Args:
+            known: What it has of the last one that was read with under this name; None if nothing.
+
+        Raises:
+            InvalidRequest: It is another one.
+        """
+        stored = self._feed.definition.stored.names
+        digest = "" if filter is None else digest_of(filter, stored)
+        if known is not None and known.partition(" ")[0] != digest:
+            raise InvalidRequest(
+                "What has read under this name had another filter, and rows would be missing or wrong; use that filter,"
+                " or another name, which begins with the rows of its filter. `store.drop_consumer` gives a name up.",
+                name=self._name,
+                filter=shown(None if filter is None else str(filter)),
+                former=known.partition(" ")[2] or None,
+            )
+        return "" if filter is None else f"{digest} {str(filter)[:FILTER_CHARACTERS]}"
+
     def _pass(self, count: int) -> None:
         """Move the position by so many steps, and those after them for which nothing was delivered."""
         places = dict(self._places)
@@ -238,7 +265,7 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _hold(self, places: Mapping[int, int]) -> None:
         self._feed.latest()
-        self._feed.consumers.hold(self._name, places)
+        self._feed.consumers.hold(self._name, places, self._filter)
         self._moved = self._feed.clock.monotonic()
         self._is_owed = False
 

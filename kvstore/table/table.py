@@ -589,7 +589,8 @@ class Table(ReadTable):
         Args:
             name: Name of the consumer, of which one reader at a time reads.
             start: See :meth:`changelog`; counts only for a new name.
-            filter: See :meth:`changelog`. It may be another one each time.
+            filter: See :meth:`changelog`. Under one name it stays the same; its columns may be renamed. What is
+                delivered for a name without a filter is all rows.
             columns: Columns to return, in this order; all if None.
             follow: Whether to wait for new changes; else it ends at what there is at the call.
             ack_ms: 0: each acknowledgement is durable on return, which costs an edit of the catalog with its sync.
@@ -602,7 +603,8 @@ class Table(ReadTable):
             all before it.
 
         Raises:
-            InvalidRequest: An argument is not possible.
+            InvalidRequest: An argument is not possible; or the name has been read with another filter. Its position
+                stays.
             SchemaMismatch: There is no such column.
             OffsetOutOfRange: The log does not hold ``start``.
             UnsupportedOperation: The store is read-only; or there is a filter, and the changelog is a WAL image; or

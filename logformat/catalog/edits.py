@@ -158,14 +158,18 @@ class EndCommit(Payload, frozen=True, kw_only=True):
     commit_id: str
 
 
-class SetConsumer(Payload, frozen=True, kw_only=True):
-    """Sets a consumer's positions: one offset for each bucket, in order; valid until a time (ms), or without limit."""
+class SetConsumer(Payload, frozen=True, kw_only=True, omit_defaults=True):
+    """Sets a consumer's positions: one offset for each bucket, in order; valid until a time (ms), or without limit.
+
+    ``filter`` says which rows a subscription reads; None if that is not known.
+    """
 
     op: ClassVar[int] = 9
     table_id: TableId
     name: str
     offsets: list[Offset]
     until_ms: int | None = None
+    filter: str | None = None
 
 
 class DropConsumer(Payload, frozen=True, kw_only=True):

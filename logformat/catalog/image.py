@@ -126,13 +126,14 @@ class Commit(_Record, frozen=True, kw_only=True, omit_defaults=True):
     staged: bytes | None = None
 
 
-class Consumer(_Record, frozen=True, kw_only=True):
+class Consumer(_Record, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer or lease of a table."""
 
     table_id: TableId
     name: str
     offsets: tuple[Offset, ...]
     until_ms: int | None
+    filter: str | None = None
 
 
 class Job(_Record, frozen=True, kw_only=True):

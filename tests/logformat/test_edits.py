@@ -133,6 +133,11 @@ OLD_EDITS: list[tuple[int, bytes, Payload]] = [
         b'{"table_id":7,"name":"a","offsets":[3],"until_ms":5}',
         SetConsumer(table_id=7, name="a", offsets=[3], until_ms=5),
     ),
+    (
+        9,
+        b'{"table_id":7,"name":"a","offsets":[3],"filter":"0a (v > 1)"}',
+        SetConsumer(table_id=7, name="a", offsets=[3], filter="0a (v > 1)"),
+    ),
     (10, b'{"table_id":7,"name":"a"}', DropConsumer(table_id=7, name="a")),
     (11, b'{"leader":"l"}', BeginEpoch(leader="l")),
     (12, b'{"name":"a","url":"s3://b/r"}', AddReplica(name="a", url="s3://b/r")),

@@ -69,6 +69,48 @@ def test_a_filter_that_has_lost_its_column_is_an_error(table: kvstore.Table, sto
             next(changes)
 
 
+def test_another_filter_under_a_name_is_an_error_and_the_position_stays(
+    table: kvstore.Table, store: kvstore.Store
+) -> None:
+    def many(last: int) -> pc.Expression:
+        return pc.field("v").isin([*range(500), last])  # pyarrow's text of both has dots in the middle
+
+    copied(table, {}, filter=many(500))
+    table.upsert({"k": 20, "v": 0})
+    known = dict(table.consumers["s"])
+    for other in (None, many(501), pc.field("k") == 500, pc.field("v") == 1):
+        with pytest.raises(InvalidRequest, match=r"had another filter.*another name.*drop_consumer.*former=.*is_in"):
+            table.subscribe("s", filter=other)
+    assert table.consumers["s"] == known
+    assert copied(table, {}, filter=many(500)) == 1
+    store.rename_columns("t", {"v": "w"})
+    table = store.table("t")
+    table.upsert({"k": 21, "w": 0})
+    with table.subscribe("s", filter=pc.field("w").isin([*range(500), 500]), follow=False) as changes:
+        assert [batch["k"].to_pylist() for batch in changes] == [[21]]
+    store.drop_consumer("s")
+    with table.subscribe("s", filter=pc.field("w") == 1, follow=False) as changes:
+        assert not list(changes)  # nothing is acknowledged, and the name is free
+    with table.subscribe("all", start="latest", follow=False):
+        pass
+    with pytest.raises(InvalidRequest, match="had another filter"):
+        table.subscribe("all", filter=pc.field("w") == 0)
+
+
+def test_a_position_that_was_set_by_hand_takes_a_filter_and_keeps_it(
+    table: kvstore.Table, store: kvstore.Store
+) -> None:
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    store.consumer("s").commit("t", ends)
+    assert copied(table, {}, filter=pc.field("v") == 0) == 0
+    table.upsert([{"k": 30, "v": 0}, {"k": 31, "v": 1}])
+    assert copied(table, {}, filter=pc.field("v") == 0) == 1
+    store.consumer("s").commit("t", ends)
+    assert copied(table, {}, filter=pc.field("v") == 0) == 1
+    with pytest.raises(InvalidRequest, match="had another filter"):
+        table.subscribe("s")
+
+
 def contents(table: kvstore.Table) -> Copy:
     return {row["k"]: row["v"] for row in rows_of(table)}
 

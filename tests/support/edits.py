@@ -127,6 +127,7 @@ def payload(random: Random, state: CatalogState) -> Payload:
             name=name,
             offsets=[Offset(random.randrange(9))],
             until_ms=random.choice((None, 1_000_000 + random.randrange(600))),
+            filter=random.choice((None, "", "0a (v > 1)")),
         )
     if kind is DropConsumer:
         return DropConsumer(table_id=id, name=name)
