@@ -513,7 +513,7 @@ class Committer:
 
     def _grow(self) -> None:
         with self._index_gate.growing():
-            self.memtable.index.grow()
+            self.memtable.index.environment.grow()
 
     def _prepare(self) -> None:
         now = self._catalog.now()  # it has the schemas of all that is staged
@@ -686,7 +686,7 @@ class Committer:
     def _begin_merge(self, now: float) -> None:
         if now - self._readers_checked >= READER_CHECK_SECONDS:
             self._readers_checked = now
-            self.memtable.index.release_dead_readers()
+            self.memtable.index.environment.release_dead_readers()
         self._path.begin_merge()
         self.durable_state = self._path.state
         self._applied_first, self._merge_seconds = now, 0.0

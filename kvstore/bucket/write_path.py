@@ -98,7 +98,7 @@ class WritePath:
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
         self._clock = clock
         self.memtable = Memtable(index)
-        self.grow: Callable[[], None] = index.grow
+        self.grow: Callable[[], None] = index.environment.grow
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
