@@ -32,16 +32,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
-from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
-from kvstore.bucket.write_path import Applied, Outcome, WritePath
+from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.errors import (
     CorruptData,
-    InvalidRequest,
     LogFailed,
     OutOfAddressSpace,
     StoreClosed,
@@ -54,10 +52,8 @@ from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
-from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
-from kvstore.request.preparation import up_to_date
+from kvstore.request.encoded import Submitted
 from kvstore.request.prepared import Prepared
-from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
 from logformat.ids import Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
@@ -77,22 +73,16 @@ STACK_FRAMES = 150
 
 
 @dataclass(frozen=True, slots=True)
-class _Flush:
-    """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
+class _Work:
+    """What the thread is to do besides requests; ``last`` ends it."""
 
-    ``last`` ends the thread. With ``entries``, entries of some rows are made instead for indexes that are new; the
-    answer is of how many.
-    """
-
-    settle: bool = False
+    do: Callable[[], Any]
     last: bool = False
-    entries: bool = False
-    answer: Future[int] = field(default_factory=Answer)
+    answer: Future[Any] = field(default_factory=Answer)
 
 
 T = TypeVar("T")
-Item: TypeAlias = Submitted | Prepared | _Flush
-_BY_CALLER = Request, SmallRequest, SmallConditional, ComparedRequest
+Item: TypeAlias = Submitted | Prepared | _Work
 
 
 class Committer:
@@ -178,19 +168,19 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, item: Item, *, here: bool = False) -> None:
-        """Submit a request, or a part of a commit that the caller has to decide.
-
-        If its answer is an error, nothing of it was written.
+    def submit(self, request: Submitted, *, here: bool = False) -> None:
+        """Submit a request. If its answer is an error, nothing of it was written.
 
         Args:
             here: Whether the caller's thread may do the work, if the bucket is idle: its caller waits for nothing else.
         """
-        if here and isinstance(item, _BY_CALLER) and undisturbed(self._done_here, item):
-            return
+        if not (here and undisturbed(self._done_here, request)):
+            self.put(request)
+
+    def put(self, item: Item) -> None:
+        """Have the thread do something, such as a part of a commit, which the caller has to decide."""
         with self._gate:
-            if self._ended is not None:
-                raise copy(self._ended)
+            self.check()
             self._put(item)
 
     def _put(self, item: Item) -> None:
@@ -199,11 +189,8 @@ class Committer:
 
     def flush(self) -> None:
         """Merge everything acknowledged before into the index."""
-        if self.memtable.is_merged:
-            return  # two changes of threads take as long as a short scan
-        request = _Flush()
-        self.submit(request)
-        answer_of(request.answer)
+        if not self.memtable.is_merged:  # two changes of threads take as long as a short scan
+            self._worked(self._commit)
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks, and commit them.
@@ -211,9 +198,7 @@ class Committer:
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
         """
-        request = _Flush(settle=True)
-        self.submit(request)
-        answer_of(request.answer)
+        self._worked(self._settle)
 
     def make_some_entries(self) -> int:
         """Make entries of some rows for secondary indexes that are new; of how many, 0 once all are made.
@@ -221,9 +206,14 @@ class Committer:
         Raises:
             CorruptData, StoreFull, LogFailed: They can't be made.
         """
-        request = _Flush(entries=True)
-        self.submit(request)
-        return answer_of(request.answer)
+        return self._worked(partial(self._sure, partial(self._entries_by, self._path.make_some_entries)))
+
+    def _worked(self, do: Callable[[], T]) -> T:
+        """Have the thread do something, and wait for it."""
+        work = _Work(do)
+        self.put(work)
+        found: T = answer_of(work.answer)
+        return found
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
@@ -234,7 +224,7 @@ class Committer:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
             StoreFull: The index can't be committed; the next open takes what it lacks from the log.
         """
-        request = _Flush(last=True)
+        request = _Work(self._commit_at_end, last=True)
         try:
             with self._gate:
                 self.check()
@@ -276,7 +266,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while item is not None and not isinstance(item, (Prepared, _Flush)):
+        while item is not None and not isinstance(item, (Prepared, _Work)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
@@ -286,9 +276,9 @@ class Committer:
             self._together = len(group)
             self._commit_group(group)
         goes_on = True
-        if isinstance(item, _Flush):
+        if isinstance(item, _Work):
             self._settled += 1
-            goes_on = self._answer_flush(item)
+            goes_on = self._answer_work(item)
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
@@ -535,8 +525,7 @@ class Committer:
     def _make_entries(self) -> None:
         """Make entries of secondary indexes that the next write needs, such as those that the index has lost."""
         if self._path.are_entries_due():
-            while not self.memtable.is_merged:
-                self._merge_slice(1.0)
+            self._merge_all()
             self._entries_by(self._path.make_entries)
 
     def _entries_by(self, make: Callable[[], T]) -> T:
@@ -551,7 +540,7 @@ class Committer:
         return outcomes
 
     def _applied(self, group: Sequence[Submitted]) -> Outcomes:
-        outcomes: Outcomes = list(zip(group, apply_in_order(self._path, group), strict=True))
+        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
         self._catalog.check_leads()  # a large batch may have taken longer than a lease
         return outcomes
 
@@ -579,15 +568,15 @@ class Committer:
     # Commits over several buckets
 
     def _settle(self) -> None:
-        outcomes = self._attempt(partial(self._apply, ()))
-        if isinstance(outcomes, StoreError):
-            raise outcomes
+        self._sure(partial(self._apply, ()))
+        self._commit()
 
-    def _made_some(self) -> int:
-        made = self._attempt(partial(self._entries_by, self._path.make_some_entries))
-        if isinstance(made, StoreError):
-            raise made
-        return made
+    def _sure(self, work: Callable[[], T]) -> T:
+        """Like :meth:`_attempt`; raises why the work failed."""
+        found = self._attempt(work)
+        if isinstance(found, StoreError):
+            raise found
+        return found
 
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))
@@ -596,14 +585,11 @@ class Committer:
         elif prepared.decision.result():
             prepared.answer.set_result(outcome)
 
-    def _part_applied(self, prepared: Prepared) -> Outcome:
+    def _part_applied(self, prepared: Prepared) -> Applied | StoreError:
         # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
         self._path.log.sync()
-        try:
-            request = up_to_date(prepared.request, self._path.definition)
-        except InvalidRequest as error:
-            return error
-        (outcome,) = self._path.apply_all([request])
+        (outcome,) = self._path.apply_all([prepared.request])
+        assert outcome is not None  # it has no condition
         if isinstance(outcome, Applied):
             self._catalog.check_leads()
             prepared.ready.set_result(outcome.result)
@@ -648,8 +634,11 @@ class Committer:
 
     def _commit(self) -> None:
         with self._turn_taken():
-            while not self.memtable.is_merged:
-                self._merge_slice(1.0)
+            self._merge_all()
+
+    def _merge_all(self) -> None:
+        while not self.memtable.is_merged:
+            self._merge_slice(1.0)
 
     def _commit_at_end(self) -> None:
         """Make everything durable, and merge for a short time: what the index lacks then is read from the log.
@@ -704,22 +693,16 @@ class Committer:
             self._is_pressed = isinstance(error, OutOfAddressSpace)
             self._applied_first = self._applied_last = self._clock.monotonic()
 
-    def _answer_flush(self, request: _Flush) -> bool:
+    def _answer_work(self, work: _Work) -> bool:
         try:
-            made = self._made_some() if request.entries else 0
-            if request.settle:
-                self._settle()
-            if request.last:
-                self._commit_at_end()
-            elif not request.entries:
-                self._commit()
+            found = work.do()
         except StoreError as error:
-            if self._path.log.has_lost or (request.last and self._path.log.durable != self._path.log.end):
+            if self._path.log.has_lost or (work.last and self._path.log.durable != self._path.log.end):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
-            request.answer.set_exception(error)
+            work.answer.set_exception(error)
         else:
-            request.answer.set_result(made)
-        return not request.last
+            work.answer.set_result(found)
+        return not work.last
 
 
 def _stack_is_short() -> bool:

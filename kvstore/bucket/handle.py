@@ -170,7 +170,7 @@ class BucketHandle:
 
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
-        self._writer().committer.submit(part)
+        self._writer().committer.put(part)
 
     def begin_part(self, part: Prepared) -> Committer | None:
         """Like :meth:`prepare`, in this thread; see :meth:`Committer.begin_part`. None if the bucket is not idle."""
