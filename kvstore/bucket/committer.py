@@ -32,7 +32,6 @@ from typing import Any, TypeAlias, TypeVar
 
 import lmdb
 
-from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.turn import Turn
@@ -55,7 +54,7 @@ from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
 from kvstore.process.signals import undisturbed
-from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
+from kvstore.request.encoded import SmallRequest, Submitted
 from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
 from kvstore.request.request import Request
@@ -78,23 +77,16 @@ STACK_FRAMES = 150
 
 
 @dataclass(frozen=True, slots=True)
-class _Flush:
-    """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
+class _Work:
+    """What the thread is to do besides requests; ``last`` ends it."""
 
-    ``last`` ends the thread. With ``entries``, entries of some rows are made instead for indexes that are new; the
-    answer is of how many. With ``only_log``, the index stays as it is.
-    """
-
-    settle: bool = False
+    do: Callable[[], Any]
     last: bool = False
-    entries: bool = False
-    only_log: bool = False
-    answer: Future[int] = field(default_factory=Answer)
+    answer: Future[Any] = field(default_factory=Answer)
 
 
 T = TypeVar("T")
-Item: TypeAlias = Submitted | Prepared | _Flush
-_BY_CALLER = Request, SmallRequest, SmallConditional, ComparedRequest
+Item: TypeAlias = Submitted | Prepared | _Work
 
 
 class Committer:
@@ -183,19 +175,19 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, item: Item, *, here: bool = False) -> None:
-        """Submit a request, or a part of a commit that the caller has to decide.
-
-        If its answer is an error, nothing of it was written.
+    def submit(self, request: Submitted, *, here: bool = False) -> None:
+        """Submit a request. If its answer is an error, nothing of it was written.
 
         Args:
             here: Whether the caller's thread may do the work, if the bucket is idle: its caller waits for nothing else.
         """
-        if here and isinstance(item, _BY_CALLER) and undisturbed(self._done_here, item):
-            return
+        if not (here and undisturbed(self._done_here, request)):
+            self.put(request)
+
+    def put(self, item: Item) -> None:
+        """Have the thread do something, such as a part of a commit, which the caller has to decide."""
         with self._gate:
-            if self._ended is not None:
-                raise copy(self._ended)
+            self.check()
             self._put(item)
 
     def submit_durably(self, request: Submitted, *, here: bool = False) -> None:
@@ -212,11 +204,8 @@ class Committer:
 
     def flush(self) -> None:
         """Merge everything acknowledged before into the index."""
-        if self.memtable.is_merged:
-            return  # two changes of threads take as long as a short scan
-        request = _Flush()
-        self.submit(request)
-        answer_of(request.answer)
+        if not self.memtable.is_merged:  # two changes of threads take as long as a short scan
+            self._worked(self._commit)
 
     @property
     def durable(self) -> Offset:
@@ -229,9 +218,7 @@ class Committer:
         Raises:
             StoreFull, LogFailed: The disk refuses.
         """
-        request = _Flush(only_log=True)
-        self.submit(request)
-        answer_of(request.answer)
+        self._worked(self._sync_log)
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks, and commit them.
@@ -239,9 +226,7 @@ class Committer:
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
         """
-        request = _Flush(settle=True)
-        self.submit(request)
-        answer_of(request.answer)
+        self._worked(self._settle)
 
     def make_some_entries(self) -> int:
         """Make entries of some rows for secondary indexes that are new; of how many, 0 once all are made.
@@ -249,9 +234,14 @@ class Committer:
         Raises:
             CorruptData, StoreFull, LogFailed: They can't be made.
         """
-        request = _Flush(entries=True)
-        self.submit(request)
-        return answer_of(request.answer)
+        return self._worked(partial(self._sure, partial(self._entries_by, self._path.make_some_entries)))
+
+    def _worked(self, do: Callable[[], T]) -> T:
+        """Have the thread do something, and wait for it."""
+        work = _Work(do)
+        self.put(work)
+        found: T = answer_of(work.answer)
+        return found
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
@@ -262,7 +252,7 @@ class Committer:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
             StoreFull: The index can't be committed; the next open takes what it lacks from the log.
         """
-        request = _Flush(last=True)
+        request = _Work(self._commit_at_end, last=True)
         try:
             with self._gate:
                 self.check()
@@ -304,7 +294,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while item is not None and not isinstance(item, (Prepared, _Flush)):
+        while item is not None and not isinstance(item, (Prepared, _Work)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
@@ -314,9 +304,9 @@ class Committer:
             self._together = len(group)
             self._commit_group(group)
         goes_on = True
-        if isinstance(item, _Flush):
+        if isinstance(item, _Work):
             self._settled += 1
-            goes_on = self._answer_flush(item)
+            goes_on = self._answer_work(item)
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
@@ -558,7 +548,7 @@ class Committer:
 
     def _grow(self) -> None:
         with self._index_gate.growing():
-            self.memtable.index.grow()
+            self.memtable.index.environment.grow()
 
     def _prepare(self) -> None:
         now = self._catalog.now()  # it has the schemas of all that is staged
@@ -580,8 +570,7 @@ class Committer:
     def _make_entries(self) -> None:
         """Make entries of secondary indexes that the next write needs, such as those that the index has lost."""
         if self._path.are_entries_due():
-            while not self.memtable.is_merged:
-                self._merge_slice(1.0)
+            self._merge_all()
             self._entries_by(self._path.make_entries)
 
     def _entries_by(self, make: Callable[[], T]) -> T:
@@ -596,7 +585,7 @@ class Committer:
         return outcomes
 
     def _applied(self, group: Sequence[Submitted]) -> Outcomes:
-        outcomes: Outcomes = list(zip(group, apply_in_order(self._path, group), strict=True))
+        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
         self._catalog.check_leads()  # a large batch may have taken longer than a lease
         return outcomes
 
@@ -627,16 +616,20 @@ class Committer:
 
     # Commits over several buckets
 
-    def _settle(self) -> None:
-        outcomes = self._attempt(partial(self._apply, ()))
-        if isinstance(outcomes, StoreError):
-            raise outcomes
+    def _sync_log(self) -> None:
+        with self._turn_taken():
+            self._path.log.sync()
 
-    def _made_some(self) -> int:
-        made = self._attempt(partial(self._entries_by, self._path.make_some_entries))
-        if isinstance(made, StoreError):
-            raise made
-        return made
+    def _settle(self) -> None:
+        self._sure(partial(self._apply, ()))
+        self._commit()
+
+    def _sure(self, work: Callable[[], T]) -> T:
+        """Like :meth:`_attempt`; raises why the work failed."""
+        found = self._attempt(work)
+        if isinstance(found, StoreError):
+            raise found
+        return found
 
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))
@@ -647,11 +640,8 @@ class Committer:
 
     def _apply_part(self, prepared: Prepared) -> AppendResult | StoreError:
         self._path.log.sync_undecided()  # see begin_parts
-        try:
-            request = up_to_date(prepared.request, self._path.definition)
-        except InvalidRequest as error:
-            return error
-        (applied,) = self._path.apply_all([request])
+        (applied,) = self._path.apply_all([prepared.request])
+        assert applied is not None  # it has no condition
         if not isinstance(applied, Applied):
             return applied  # nothing of it was stored
         self._catalog.check_leads()
@@ -691,8 +681,11 @@ class Committer:
 
     def _commit(self) -> None:
         with self._turn_taken():
-            while not self.memtable.is_merged:
-                self._merge_slice(1.0)
+            self._merge_all()
+
+    def _merge_all(self) -> None:
+        while not self.memtable.is_merged:
+            self._merge_slice(1.0)
 
     def _commit_at_end(self) -> None:
         """Make everything durable, and merge for a short time: what the index lacks then is read from the log.
@@ -729,7 +722,7 @@ class Committer:
     def _begin_merge(self, now: float) -> None:
         if now - self._readers_checked >= READER_CHECK_SECONDS:
             self._readers_checked = now
-            self.memtable.index.release_dead_readers()
+            self.memtable.index.environment.release_dead_readers()
         self._path.begin_merge()
         self.durable_state = self._path.state
         self._applied_first, self._merge_seconds = now, 0.0
@@ -747,31 +740,22 @@ class Committer:
             self._is_pressed = isinstance(error, OutOfAddressSpace)
             self._applied_first = self._applied_last = self._clock.monotonic()
 
-    def _answer_flush(self, request: _Flush) -> bool:
+    def _answer_work(self, work: _Work) -> bool:
         try:
-            made = self._made_some() if request.entries else 0
-            if request.settle:
-                self._settle()
-            if request.last:
-                self._commit_at_end()
-            elif request.only_log:
-                with self._turn_taken():
-                    self._path.log.sync()
-            elif not request.entries:
-                self._commit()
+            done = work.do()
         except StoreError as error:
             log = self._path.log
-            if log.has_undecided and (log.has_lost or request.last):
+            if log.has_undecided and (log.has_lost or work.last):
                 raise LogFailed("What was acknowledged last may be lost: it can't be made durable.") from error
             if log.has_lost:
                 raise LogFailed(
                     "The disk failed; repair it and reopen the store. The catalog has what was acknowledged last.",
                     path=self._context.place.log,
                 ) from error
-            request.answer.set_exception(error)
+            work.answer.set_exception(error)
         else:
-            request.answer.set_result(made)
-        return not request.last
+            work.answer.set_result(done)
+        return not work.last
 
 
 def _stack_is_short() -> bool:

@@ -2,68 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import groupby
+from collections.abc import Callable
 
-from kvstore.bucket.write_path import Outcome, WritePath
-from kvstore.errors import InvalidRequest, SchemaMismatch, WriterRejected
+from kvstore.errors import SchemaMismatch
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted, encoded_writes
-from kvstore.request.preparation import request_of, requests_of, up_to_date
+from kvstore.request.encoded import SmallConditional, SmallRequest, encoded_writes
+from kvstore.request.preparation import request_of
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
 from kvstore.request.targets import renamed
 from logformat.binary_column import BinaryColumn
-
-
-def apply_in_order(path: WritePath, group: Sequence[Submitted]) -> list[Outcome | None]:
-    """Apply requests in order; see :meth:`WritePath.apply_all`, also for errors.
-
-    Returns:
-        For each request its outcome; None for a conditional one that had nothing to write.
-    """
-    definition = path.definition
-    whole = [up_to_date(each, definition) for each in group if isinstance(each, (Request, SmallRequest))]
-    if len(whole) == len(group):
-        return [*path.apply_all(whole)]
-    found: list[Outcome | None] = []
-    for kind, run in groupby(group, _kind):
-        if kind is ConditionalRequest:
-            found += [_apply_if(path, each) for each in run if isinstance(each, ConditionalRequest)]
-            continue
-        if kind is ComparedRequest:
-            found += [_apply_compared(path, each) for each in run if isinstance(each, ComparedRequest)]
-            continue
-        plain = [each for each in run if not isinstance(each, (ConditionalRequest, ComparedRequest))]
-        requests = requests_of(plain, path.definition)
-        applied = iter(path.apply_all([each for each in requests if not isinstance(each, InvalidRequest)]))
-        found += [each if isinstance(each, InvalidRequest) else next(applied) for each in requests]
-    return found
-
-
-def _kind(request: Submitted) -> type | None:
-    kinds = ConditionalRequest, ComparedRequest
-    return next((kind for kind in kinds if isinstance(request, kind)), None)
-
-
-def _apply_compared(path: WritePath, request: ComparedRequest) -> Outcome | None:
-    try:
-        first = path.answered(request.then)
-    except WriterRejected as error:
-        return error
-    if first is not None:
-        return first
-    if path.memtable.get(request.keys) != request.stored:
-        return None
-    return path.apply_all([up_to_date(request.then, path.definition)])[0]
-
-
-def _apply_if(path: WritePath, request: ConditionalRequest) -> Outcome | None:
-    try:
-        made = decided(request, path.definition, path.memtable.get)
-    except InvalidRequest as error:
-        return error
-    return None if made is None else path.apply_all([made])[0]
 
 
 def decided(

@@ -172,7 +172,7 @@ class BucketHandle:
 
     def prepare(self, part: Prepared) -> None:
         """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
-        self._writer().committer.submit(part)
+        self._writer().committer.put(part)
 
     def settle(self) -> None:
         """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
@@ -371,7 +371,7 @@ class BucketHandle:
         Raises:
             CorruptData: One is damaged.
         """
-        self._of_reader(Index.verify)
+        self._of_reader(lambda index: index.environment.verify())
 
     def space(self) -> IndexSpace | None:
         """Space of the index; None if it can't be measured now."""
@@ -383,7 +383,7 @@ class BucketHandle:
             try:
                 return look(index)
             except (StoreClosed, FileNotFoundError):  # its file is being replaced, here or by the bucket's writer
-                if not (self._was_closed(index) or (self._engine is None and index.is_stale())):
+                if not (self._was_closed(index) or (self._engine is None and index.environment.is_stale())):
                     raise
 
     @property
@@ -416,11 +416,11 @@ class BucketHandle:
         self._ownership.recover_again()  # the copy has less than the index had
         old, self._engine = engine.committer.memtable.index, None
         done = None
-        old.share()  # for scans
+        old.environment.share()  # for scans
         try:
             engine.close()
             if engine.maintenance.has_copy and self._copy_continues():  # another thread may have used it
-                old.retire()
+                old.environment.retire()
                 done = swap(self.place.directory, self._files)
             else:
                 discard(self.place.directory, self._files)
@@ -707,7 +707,7 @@ class BucketHandle:
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
-        return index.is_retired or (self._engine is None and self._reader.index is not index)
+        return index.environment.is_retired or (self._engine is None and self._reader.index is not index)
 
     def close_reader(self) -> bool:
         """Close the index until it is read again; False if it is in use now."""

@@ -84,7 +84,7 @@ def _opened(
         snapshot.sweep(place.directory, files)
         files.remove_tree(place.directory / OLD)
         if index is not None:
-            index.show_last_commit()  # its state and the replayed changes belong to one moment
+            index.environment.show_last_commit()  # its state and the replayed changes belong to one moment
         state = _state_of(index) if index is not None else None
         end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
     except BaseException:
@@ -255,7 +255,7 @@ def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
             return
         except lmdb.MapFullError:
             index.abort()
-            index.grow()
+            index.environment.grow()
 
 
 def _nothing_left(place: BucketPlace) -> CorruptData:

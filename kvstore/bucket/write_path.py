@@ -22,6 +22,7 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 
+from kvstore.bucket.conditional import decided
 from kvstore.bucket.merge import cdc, tail
 from kvstore.bucket.merge.effect import Effect
 from kvstore.bucket.merge.identical import without_identical
@@ -42,9 +43,10 @@ from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
-from kvstore.request.encoded import SmallRequest, encoded_writes
+from kvstore.request.encoded import ComparedRequest, SmallRequest, Submitted, encoded_writes
 from kvstore.request.grouping import grouped
-from kvstore.request.request import Grouping, Request
+from kvstore.request.preparation import up_to_date
+from kvstore.request.request import ConditionalRequest, Grouping, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
@@ -78,8 +80,8 @@ class Applied(NamedTuple):
     batch: EncodedBatch | None
 
 
-Outcome: TypeAlias = Applied | InvalidRequest | WriterRejected
-"""Result of a request, or the reason why it was refused; then nothing of it was written."""
+Outcome: TypeAlias = Applied | InvalidRequest | WriterRejected | None
+"""Result of a request; or why it was refused, or None if it does not apply now: then nothing of it was written."""
 
 
 class WritePath:
@@ -97,7 +99,7 @@ class WritePath:
     def __init__(self, definition: TableDefinition, index: Index, log: Log, clock: Clock) -> None:
         self._clock = clock
         self.memtable = Memtable(index)
-        self.grow: Callable[[], None] = index.grow
+        self.grow: Callable[[], None] = index.environment.grow
         self.log = log
         self._state: IndexState
         self._writers: WriterStates
@@ -133,19 +135,32 @@ class WritePath:
         """Last sequence of each remembered writer, expired or not."""
         return {id: entry.batches[-1].sequence for id, entry in self._writers.all().items()}
 
-    def apply_all(self, given: Sequence[Request | SmallRequest]) -> list[Outcome]:
-        """Apply requests in order, as :meth:`apply` does.
+    def apply_all(self, group: Sequence[Submitted]) -> list[Outcome]:
+        """Apply requests in order; see :meth:`apply`.
 
         Raises:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         outcomes: list[Outcome] = []
-        for request in given:
+        for request in group:
             try:
-                outcomes.append(self.apply(request))
+                outcomes.append(self._apply_if(request))
             except (InvalidRequest, WriterRejected) as error:
                 outcomes.append(error)
         return outcomes
+
+    def _apply_if(self, given: Submitted) -> Applied | None:
+        """Apply a request, if its condition holds where it has one."""
+        request: Request | SmallRequest | None
+        if isinstance(given, ConditionalRequest):
+            request = decided(given, self.definition, self.memtable.get)
+        elif isinstance(given, ComparedRequest):
+            if (first := self._first_answer(given.then, self._now_ms())) is not None:
+                return first
+            request = given.then if self.memtable.get(given.keys) == given.stored else None
+        else:
+            request = given
+        return None if request is None else self.apply(up_to_date(request, self.definition))
 
     def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.
@@ -173,14 +188,6 @@ class WritePath:
         if decided:
             self._forget_newer()  # its rows are newer, too
         return _applied(encoded)
-
-    def answered(self, request: Request | SmallRequest) -> Applied | None:
-        """The first answer of a request that was applied before; None if it was not.
-
-        Raises:
-            OutOfOrderSequence, WriterFenced: See :meth:`WriterStates.check`.
-        """
-        return self._first_answer(request, self._now_ms())
 
     def publish(self) -> None:
         """Publish what was applied; its batches are in the log."""

@@ -38,7 +38,7 @@ def write_copy(index: Index, bucket: Path, files: Files) -> None:
     files.make_directory(directory)
     descriptor = files.open(directory / LMDB_FILES[0], create=True)
     try:
-        index.copy_to(descriptor)
+        index.environment.copy_to(descriptor)
         files.sync(descriptor)
     finally:
         files.close(descriptor)

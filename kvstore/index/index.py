@@ -474,46 +474,9 @@ class Index:
             self._transaction.abort()
             self._transaction = None
 
-    def verify(self) -> None:
-        """Verify the pages of the last commit; see :meth:`Environment.verify`."""
-        self.environment.verify()
-
-    def show_last_commit(self) -> None:
-        """Make the last commit visible to readers; no other process may write. See the environment's method."""
-        self.environment.show_last_commit()
-
-    def is_stale(self) -> bool:
-        """Whether another index has replaced this one."""
-        return self.environment.is_stale()
-
-    @property
-    def is_retired(self) -> bool:
-        """Whether views of another index are to be used instead."""
-        return self.environment.is_retired
-
-    def retire(self) -> None:
-        """Begin no more views; those that are open go on after :meth:`close`."""
-        self.environment.retire()
-
-    def share(self) -> None:
-        """Add one use of the environment; needs one more :meth:`close`."""
-        self.environment.share()
-
-    def copy_to(self, descriptor: int) -> None:
-        """Write the last commit to a new file, without free pages; see :meth:`Environment.copy_to`."""
-        self.environment.copy_to(descriptor)
-
     def space(self) -> IndexSpace | None:
         """Its space; see :func:`kvstore.index.space.space_of`."""
         return space_of(self.environment)
-
-    def grow(self) -> None:
-        """Double the map; nothing may be uncommitted. See :meth:`Environment.grow`."""
-        self.environment.grow()
-
-    def release_dead_readers(self) -> None:
-        """Release the slots of killed readers; see :meth:`Environment.release_dead_readers`."""
-        self.environment.release_dead_readers()
 
     def at_rest(self) -> AtRest | None:
         """The state of the last commit, to be known without the index being open; None if another commit comes."""
@@ -521,11 +484,6 @@ class Index:
             commit, state = transaction.id(), View(transaction).state()
         found = AtRest(state, (self.environment.identity, commit))
         return found if found.is_current(self.environment.directory) else None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether a view of it is open in this process."""
-        return self.environment.is_read
 
     def close_if_unread(self) -> bool:
         """Release the environment unless it is being read; see :meth:`Environment.close_if_unread`."""

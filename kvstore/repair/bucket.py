@@ -332,7 +332,7 @@ class BucketRepair:
             return None
         report = BucketReport(self._definition.name, self._bucket)
         try:
-            index.verify()
+            index.environment.verify()
             with index.view() as view:
                 state = view.state()
                 if self._definition.primary_key is not None:

@@ -24,7 +24,7 @@ from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.grouping import encoded_operations, encoded_rows
-from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request, RowRequest
+from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
@@ -264,7 +264,7 @@ class ComparedRequest:
         return self.then.size + sum(map(len, self.stored))
 
 
-Submitted: TypeAlias = Request | SmallRequest | RowRequest | ConditionalRequest | ComparedRequest
+Submitted: TypeAlias = Request | SmallRequest | ConditionalRequest | ComparedRequest
 """What a bucket's queue takes of one caller."""
 
 

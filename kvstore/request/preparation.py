@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.grouping import encoded_rows, grouped
-from kvstore.request.request import NO_EPOCH, Request, RowRequest
+from kvstore.request.request import NO_EPOCH, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
@@ -23,45 +22,12 @@ from kvstore.request.sizes import bytes_of
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
-from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.schema import without_dropped
 
 ROWS_BYTES_MAX = RAW_BYTES_MAX // 2
 GROUPED_LATER_MAX = 64
 """Up to this number of rows, a request is sorted when its turn comes, if it has to be at all."""
-
-
-def requests_of(
-    given: Several[Request | SmallRequest | RowRequest], definition: TableDefinition
-) -> list[Request | SmallRequest | InvalidRequest]:
-    """Convert single-row requests together: ten rows cost nearly the same as one; others get the table's present names.
-
-    Returns:
-        For each input a request, or the reason that its row does not fit.
-    """
-    rows = [each.row for each in given if isinstance(each, RowRequest)]
-    made = [up_to_date(each, definition) for each in given if not isinstance(each, RowRequest)]
-    if not rows:
-        return list(made)
-    schema = schema_given(definition, definition.schema, None)
-    try:
-        batch = intake.one_batch(rows, schema)
-    except InvalidRequest:
-        alone = iter([_request_of_row(row, definition) for row in rows])
-    else:
-        slices = (Changes.upserts(batch.slice(place, 1)) for place in range(len(rows)))
-        alone = iter([request_of(changes, definition) for changes in slices])
-    others = iter(made)
-    return [next(alone) if isinstance(each, RowRequest) else next(others) for each in given]
-
-
-def _request_of_row(row: Any, definition: TableDefinition) -> Request | InvalidRequest:
-    schema = schema_given(definition, definition.schema, None)
-    try:
-        return request_of(Changes.upserts(intake.one_batch([row], schema)), definition)
-    except InvalidRequest as error:
-        return error
 
 
 def fitted(

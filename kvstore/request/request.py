@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -83,23 +83,6 @@ class Request:
     def size(self) -> int:
         """Size in bytes."""
         return bytes_of(self.changes.rows) if self.encoded is None else int(self.encoded.values.offsets[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class RowRequest:
-    """One row to store; it is converted together with others when its turn comes.
-
-    Attributes:
-        row: The row as given; no other code holds the dict.
-    """
-
-    row: dict[str, Any]
-    answer: Future[AppendResult] = field(default_factory=Answer)
-
-    @property
-    def size(self) -> int:
-        """Lower bound of the size in bytes."""
-        return sum(len(value) for value in self.row.values() if isinstance(value, (str, bytes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,6 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.elsewhere import NotAnswered, ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
-    InvalidRequest,
     LogFailed,
     NotAcknowledged,
     OutOfOrderSequence,
@@ -45,8 +44,7 @@ from kvstore.errors import (
 )
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
 from kvstore.request.encoded import ComparedRequest, SmallRequest, Submitted
-from kvstore.request.preparation import requests_of
-from kvstore.request.request import ConditionalRequest, Request, RowRequest
+from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
@@ -245,11 +243,9 @@ class Sender:
     def _decide(self, sent: Sent) -> bool:
         """Make what is sent of the request that is given; False if that is answered now."""
         given, definition = sent.given, self._context.catalog.definition()
-        request: Request | SmallRequest | InvalidRequest | None
+        request: Request | SmallRequest | None
         sent.condition = None
-        if isinstance(given, RowRequest):
-            (request,) = requests_of([given], definition)
-        elif isinstance(given, ComparedRequest):
+        if isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
             stored: list[bytes] = []
@@ -262,9 +258,6 @@ class Sender:
         else:
             assert given is not None
             request = given
-        if isinstance(request, InvalidRequest):
-            sent.answer.set_exception(request)
-            return False
         if request is None:
             sent.answer.set_result(None)
             return False

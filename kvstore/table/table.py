@@ -37,7 +37,7 @@ from kvstore.request.encoded import SmallConditional, SmallRequest, encoded_writ
 from kvstore.request.increments import Amounts, Incremented, first_row
 from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
-from kvstore.request.request import Request, RowRequest
+from kvstore.request.request import Request
 from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot, WriteResult, spanning
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
@@ -168,10 +168,6 @@ class Table(ReadTable):
                 return WriteResult(self._apply_requests(writes.requests(few)))
             if (request := writes.arrow(data, self._batch_rows_max)) is not None:
                 return WriteResult(self._apply_requests({BucketId(0): request}))
-        # Such a row is encoded by the definition of its commit.
-        if type(data) is dict and columns is None and definition.buckets == 1 and self._reading.fixed is None:
-            self._handles[0].submit(row := RowRequest(data.copy()))
-            return WriteResult({BucketId(0): answer_of(row.answer)})
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
         batches = of_size(intake.record_batches(data, given, fills=targets is None), self._batch_rows_max)

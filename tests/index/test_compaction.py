@@ -400,7 +400,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
     with kvstore.open(tmp_path / "s") as store:
         table = store.create_table("t", SCHEMA, "k", buckets=2)
         write(table, "a")
-        real, real_swap, swapped = Committer.submit, BucketHandle.swap_index, threading.Event()
+        real, real_swap, swapped = Committer.put, BucketHandle.swap_index, threading.Event()
         threads: list[threading.Thread] = []
 
         def swap(handle: BucketHandle, engine: BucketEngine) -> object:
@@ -408,7 +408,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
             swapped.set()
             return done
 
-        def submit(committer: Committer, item: Any) -> None:
+        def put(committer: Committer, item: Any) -> None:
             if isinstance(item, Prepared) and not threads:  # between the choice of the committer and its use
                 threads.append(threading.Thread(target=table.compact))
                 threads[0].start()
@@ -416,7 +416,7 @@ def test_a_commit_over_several_buckets_is_whole_when_one_of_them_is_compacted(
             real(committer, item)
 
         monkeypatch.setattr(BucketHandle, "swap_index", swap)
-        monkeypatch.setattr(Committer, "submit", submit)
+        monkeypatch.setattr(Committer, "put", put)
         rows = [("upsert", {"k": k, "v": "b"}) for k in range(COUNT)]
         table.apply_epoch(kvstore.Changes.of(rows, SCHEMA), "w", 0, "r")
         threads[0].join()

@@ -67,7 +67,7 @@ class BucketReader:
     def ready(self) -> Index | None:
         """The open index, if nothing has to be done before it is read."""
         index = self.index
-        return None if index is None or index.is_stale() or not self._was_just_looked_at else index
+        return None if index is None or index.environment.is_stale() or not self._was_just_looked_at else index
 
     @property
     def _was_just_looked_at(self) -> bool:
@@ -154,9 +154,9 @@ class BucketReader:
 
     def _close_stale(self) -> bool:
         """Close an index that was rebuilt, or compacted, to read the new one from now on; scans go on."""
-        if self.index is None or not self.index.is_stale():
+        if self.index is None or not self.index.environment.is_stale():
             return False
-        self.index.retire()
+        self.index.environment.retire()
         self.close()
         return True
 
@@ -170,7 +170,7 @@ class BucketReader:
     def close_if_unread(self) -> bool:
         """Close the index until it is read again; False if it is in use now."""
         index = self.index
-        if index is not None and index.is_read:
+        if index is not None and index.environment.is_read:
             return False
         if index is not None:
             self._at_rest = None
