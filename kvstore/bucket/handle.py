@@ -40,7 +40,6 @@ from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
 from kvstore.log.segments import LogFiles, LogIdentity
 from kvstore.log.writer_state import WriterStates, uncounted_after
-from kvstore.memtable.generation import Entry
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Answer, uninterrupted
 from kvstore.request.encoded import Submitted
@@ -234,7 +233,7 @@ class BucketHandle:
                 continue
             index, newer = ready
             if newer is not None:
-                return newer[1]
+                return newer or None
             try:
                 return index.environment.get(key)
             except StoreClosed:
@@ -692,8 +691,8 @@ class BucketHandle:
         with self._opening:
             return self._reader.newer(view) if self._engine is None else None
 
-    def ready_for(self, key: bytes) -> tuple[Index, Entry | None] | None:
-        """The index, and what the log has of a key that the index lacks.
+    def ready_for(self, key: bytes) -> tuple[Index, bytes | None] | None:
+        """The index, and what the log has of a key that the index lacks, empty if it was deleted.
 
         None if another thread has taken the bucket for writing, or closed the index: the memtable may have the row.
         """

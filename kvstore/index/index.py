@@ -74,10 +74,10 @@ class View:
     Attributes:
         leaves: The argument.
         layers: The rows that the view has and the index lacks, in layers that do not change any more, newest first,
-            empty where one was deleted; None if they are not in layers.
+            empty where one was deleted.
     """
 
-    layers: Sequence[Layer] | None = ()
+    layers: Sequence[Layer] = ()
 
     def __init__(
         self, transaction: Transaction, leaves: Leaves | None = None, mapped: MappedFile | None = None

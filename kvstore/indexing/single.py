@@ -1,7 +1,7 @@
 """Finding one row by one value of a secondary index, almost without Arrow, whose calls cost more than the search.
 
 It handles integers and text. What it leaves to the general search is :data:`UNKNOWN`: other types, several conditions,
-entries that are not whole, and rows that another process has written since its last merge.
+and entries that are not whole.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class SingleSearches:
         """
         index_id, _, encode, _ = self._of_column[column]
         code, layers = encode(value), view.layers
-        if code is None or layers is None or not view.has_entries(index_id):
+        if code is None or not view.has_entries(index_id):
             return UNKNOWN
         code = ROW + code
         keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}

@@ -9,7 +9,7 @@ frozen: they go away together.
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, Sequence
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, Self, TypeAlias, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -78,7 +78,7 @@ class Layers(Generic[K, V]):
             oldest = oldest | each
         return oldest
 
-    def added(self, values: dict[K, V], *, in_place: bool) -> Layers[K, V]:
+    def added(self, values: dict[K, V], *, in_place: bool) -> Self:
         """These layers with the values of some keys.
 
         Args:
@@ -92,9 +92,9 @@ class Layers(Generic[K, V]):
         while len(older) > self._frozen and isinstance(next := older[0], dict) and len(next) <= _LARGER * len(newest):
             newest = next | newest
             del older[0]
-        return Layers((newest, *older), self._frozen)
+        return type(self)((newest, *older), self._frozen)
 
-    def over(self, values: Fixed[K, V]) -> Layers[K, V]:
+    def over(self, values: Fixed[K, V]) -> Self:
         """These layers, and over them a new one that changes no more."""
         older = list(self.dicts)
         while len(older) > self._frozen and len(older[0]) <= _LARGER * len(values):
@@ -102,12 +102,12 @@ class Layers(Generic[K, V]):
                 break
             values = both
             del older[0]
-        return Layers((values, *older), self._frozen)
+        return type(self)((values, *older), self._frozen)
 
-    def freeze(self) -> Layers[K, V]:
+    def freeze(self) -> Self:
         """These layers, all of them frozen."""
-        return Layers(self.dicts, len(self.dicts))
+        return type(self)(self.dicts, len(self.dicts))
 
-    def without_frozen(self) -> Layers[K, V]:
+    def without_frozen(self) -> Self:
         """These layers without those that are frozen."""
-        return Layers(self.dicts[: len(self.dicts) - self._frozen])
+        return type(self)(self.dicts[: len(self.dicts) - self._frozen])

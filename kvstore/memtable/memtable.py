@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import compress
 from math import ceil
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
@@ -27,7 +27,7 @@ from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import Layer, Layers
 from kvstore.memtable.run import Run, found_over
-from kvstore.memtable.sorted_rows import SortedRows
+from kvstore.memtable.sorted_rows import RowLayers, SortedRows
 from kvstore.memtable.view import NewerView, OrderedLayer, first_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
@@ -63,18 +63,9 @@ class Published:
 
     start: Offset
     state: IndexState
-    rows: Layers[bytes, bytes] = field(default_factory=Layers)
+    rows: RowLayers = field(default_factory=RowLayers)
     writers: Layers[WriterId, WriterEntry | None] = field(default_factory=Layers)
     size: int = 0
-
-    def find_all(self, keys: BinaryColumn) -> list[bytes | None]:
-        """The row of each key, empty if it was deleted; None if it did not change."""
-        return self.rows.newest(keys.to_list()) or [None] * len(keys)
-
-    @cached_property
-    def run(self) -> Run:
-        """All rows that changed."""
-        return SortedRows(self.rows).all()
 
 
 class MovedEntries(Protocol):
@@ -444,5 +435,4 @@ def _over(tree: View, published: Published) -> View:
         both = tree.writers() | published.writers.all()
         return {id: entry for id, entry in both.items() if entry is not None}
 
-    layers = published.rows.dicts
-    return NewerView(tree, published.state, published.find_all, lambda: published.run, writers, layers)
+    return NewerView(tree, published.state, published.rows, writers)

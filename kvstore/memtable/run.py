@@ -121,11 +121,6 @@ class Run:
         places[may[~is_same]] = -1
         return places
 
-    def may_have(self, keys: BinaryColumn) -> np.ndarray:
-        """Whether each key may be in the run: bool ``(n,)``. Of many keys that are not, this excludes nearly all."""
-        may: np.ndarray = self._places(keys) >= 0
-        return may
-
     def _place(self, key: bytes) -> int:
         common, numbers = self._numbers
         if not key.startswith(common):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, chain, groupby
 from typing import Protocol, cast
 
@@ -20,6 +21,15 @@ from logformat.rows.ordering import in_order
 
 _SORTED_BY_NUMBERS = 1000
 """So many keys are sorted faster by numbers than as objects."""
+
+
+class RowLayers(Layers[bytes, bytes]):
+    """Rows by key, empty where one was deleted."""
+
+    @cached_property
+    def run(self) -> Run:
+        """All rows; the layers change no more."""
+        return SortedRows(self).all()
 
 
 class _Keys(Protocol):

@@ -1,4 +1,4 @@
-"""A view of a bucket that is ahead of its index: the index, and over it the rows of a generation."""
+"""A view of a bucket that is ahead of its index: the index, and layers of rows over it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from kvstore.index.found_rows import FoundRows
-from kvstore.index.index import FEW_BYTES, Layer, View
+from kvstore.index.index import FEW_BYTES, View
 from kvstore.index.leaves import CHUNK_BYTES
 from kvstore.memtable.run import FEW_KEYS, Run, found_over, merged
+from kvstore.memtable.sorted_rows import RowLayers
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
 from logformat.ids import WriterId
@@ -31,29 +32,23 @@ class NewerView(View):
     Args:
         tree: A view of the index.
         state: The state that this view has.
-        find_all: Returns the row of each key as this view has it, empty if it was deleted; None if the index has it, or
-            that there is none.
-        run: Returns all rows that changed since the index.
+        rows: All that changed since the index; they change no more.
         writers: Returns all writers that this view has.
-        layers: See :class:`View`.
     """
 
     def __init__(
         self,
         tree: View,
         state: IndexState,
-        find_all: Callable[[BinaryColumn], list[bytes | None]],
-        run: Callable[[], Run],
+        rows: RowLayers,
         writers: Callable[[], dict[WriterId, WriterEntry]],
-        layers: Sequence[Layer] | None = None,
     ) -> None:
-        self.layers = layers
+        self.layers = rows.dicts
         # The pages of an index without rows can't be divided.
         self.leaves = tree.leaves if tree.leaves is not None and tree.bounds() is not None else None
         self._tree = tree
         self._state = state
-        self._find_all = find_all
-        self._run = run
+        self._rows = rows
         self._writers = writers
 
     def state(self) -> IndexState:
@@ -78,11 +73,11 @@ class NewerView(View):
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
         there, values = self._tree.find(keys)
-        runs = [each for each in self.layers or () if isinstance(each, Run)]
-        if runs and len(runs) == len(self.layers or ()) and len(keys) >= FEW_KEYS:
+        runs = [each for each in self.layers if isinstance(each, Run)]
+        if runs and len(runs) == len(self.layers) and len(keys) >= FEW_KEYS:
             return found_over(runs, keys, there, values)  # as columns
-        newer = self._find_all(keys)
-        if newer.count(None) == len(newer):
+        newer = self._rows.newest(keys.to_list())
+        if newer is None:
             return there, values
         stored = iter(values.to_list())
         rows: list[bytes | None] = [next(stored) if is_there else None for is_there in there.tolist()]
@@ -92,7 +87,7 @@ class NewerView(View):
 
     def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
         """See :meth:`View.found`."""
-        newer = self._run().between(start, stop)
+        newer = self._rows.run.between(start, stop)
         place = 0
         for rows in self._tree.found(chunk, start, stop):
             until = bisect_right(newer.keys, rows.keys()[-1], place) if place < len(newer) else place
@@ -105,7 +100,7 @@ class NewerView(View):
 
     def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
         """See :meth:`View.found_reversed`."""
-        newer = self._run().between(start, stop)
+        newer = self._rows.run.between(start, stop)
         end = len(newer)
         for rows in self._tree.found_reversed(chunk, start, stop):
             place = bisect_left(newer.keys, rows.keys()[0], 0, end)
@@ -120,11 +115,11 @@ class NewerView(View):
         self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """See :meth:`View.first`."""
-        return first_of(self._tree, [OrderedLayer.of(self._run())], most, start, stop, reverse=reverse)
+        return first_of(self._tree, [OrderedLayer.of(self._rows.run)], most, start, stop, reverse=reverse)
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """A key at or before the first, and one at or after the last; None if there are no rows."""
-        newer, older = self._run().keys, self._tree.bounds()
+        newer, older = self._rows.run.keys, self._tree.bounds()
         ends = [*(older or ()), *((newer[0], newer[-1]) if len(newer) else ())]
         return (min(ends), max(ends)) if ends else None
 
@@ -150,12 +145,12 @@ class NewerView(View):
 
     def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
         """See :meth:`View.newer`."""
-        run = self._run()
+        run = self._rows.run
         return run.keys, run.rows
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""
-        newer = self._run()
+        newer = self._rows.run
         there, _ = self._tree.find(newer.keys)
         return self._tree.row_count() + int(np.count_nonzero(newer.rows.lengths)) - int(np.count_nonzero(there))
 

@@ -22,7 +22,7 @@ from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
 from kvstore.index.index import View
 from kvstore.log.writer_state import STEP_MS_MAX
-from kvstore.memtable import generation, view as memtable_view
+from kvstore.memtable import view as memtable_view
 from kvstore.options import StoreOptions
 from kvstore.request.row_layout import layout_of
 from kvstore.store.store import Store
@@ -183,7 +183,7 @@ STEPS = st.lists(
     steps=STEPS,
     durability=st.sampled_from(["sync", "sync", "interval", "none"]),
     segment_bytes_max=st.sampled_from([4096, 1 << 20]),
-    run_keys=st.sampled_from([1, 3, generation.RUN_KEYS]),
+    run_keys=st.sampled_from([1, 3, overlay.RUN_KEYS]),
     few_of=st.sampled_from([1, memtable_view.FEW_OF]),
     seed=st.integers(0, 1 << 30),
 )
@@ -199,7 +199,7 @@ def test_a_reader_sees_what_is_durable_at_each_moment(
     path, random = tmp_path_factory.mktemp("beside") / "store", Random(seed)
     options = {"durability": durability, "segment_bytes_max": segment_bytes_max}
     with looked_at_once(), pytest.MonkeyPatch.context() as patch, Beside(path, options) as beside, ExitStack() as views:
-        patch.setattr(generation, "RUN_KEYS", run_keys)
+        patch.setattr(overlay, "RUN_KEYS", run_keys)
         patch.setattr(memtable_view, "FEW_OF", few_of)
         held: list[tuple[View, list[tuple[bytes, bytes]]]] = []
         least = 0
@@ -261,22 +261,23 @@ def test_a_reader_knows_of_clocks_that_went_back_or_too_far(store_path: Path) ->
 
 
 def test_many_rows_that_the_index_has_by_now_are_forgotten(store: kvstore.Store) -> None:
-    table, rows = store.create_table("t", SCHEMA, "k"), [{"k": k, "s": "a"} for k in range(20)]
+    table, rows = store.create_table("t", SCHEMA, "k"), [{"k": k, "s": "a"} for k in range(30)]
     for row in rows:
         table.upsert(row)
     log, definition = table.bucket(0).handle.log, store.runtime.definition("t")
     keys = layout_of(definition).encode_keys(pa.RecordBatch.from_pylist(rows, SCHEMA)).to_list()
     with looked_at_once():
         rest = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
-        rest.extend(Offset(20), rows=True)
-        assert all(rest.find(key) for key in keys)
-        rest.begin_at(log.place(Offset(17)))
-        assert [key for key in keys if rest.find(key)] == keys[17:]
+        for index, end, first in [(0, 20, 0), (17, 23, 0), (19, 24, 0), (20, 26, 20), (23, 29, 20), (26, 30, 24)]:
+            rest.begin_at(log.place(Offset(index)))
+            rest.extend(Offset(end), rows=True)
+            assert rest.start <= index
+            assert [key for key in keys if rest.find(key)] == keys[first:end]
     counted = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
     counted.extend(Offset(20), rows=False)
     counted.extend(Offset(5), rows=True)
     assert counted.end == 20
-    assert all(counted.find(key) for key in keys), "it has the rows up to its end"
+    assert all(counted.find(key) for key in keys[:20]), "it has the rows up to its end"
 
 
 # What a record may be

@@ -18,7 +18,6 @@ from kvstore.errors import StoreFull
 from kvstore.index.index import Index, View
 from kvstore.log.log import Log
 from kvstore.memtable import memtable
-from kvstore.memtable.generation import Entry
 from kvstore.memtable.memtable import Memtable
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
@@ -40,7 +39,7 @@ def test_a_get_shows_no_row_that_is_not_in_the_log_yet(store_path: Path, monkeyp
     with kvstore.open(store_path) as store, ThreadPoolExecutor(1) as pool:
         table = store.table("t")
 
-        def overtaken(self: BucketHandle, key: bytes) -> tuple[Index, Entry | None] | None:
+        def overtaken(self: BucketHandle, key: bytes) -> tuple[Index, bytes | None] | None:
             monkeypatch.setattr(BucketHandle, "ready_for", ready_for)
             pool.submit(table.upsert, [{"k": 1, "v": "second"}])
             applied.wait()
@@ -117,7 +116,7 @@ def test_a_get_that_waits_for_the_recovery_of_its_process_has_rows_that_are_not_
     ):
         table = store.table("t")
 
-        def overtaken(self: BucketHandle, key: bytes) -> tuple[Index, Entry | None] | None:
+        def overtaken(self: BucketHandle, key: bytes) -> tuple[Index, bytes | None] | None:
             if waiting:
                 waiting.clear()
                 pool.submit(table.upsert, [{"k": 0, "v": "of this process"}]).result()

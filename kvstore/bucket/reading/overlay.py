@@ -29,10 +29,10 @@ from kvstore.index.index import Index, View
 from kvstore.log.published import EndReader
 from kvstore.log.segments import FoundBatch, KnownEnd, LogEnd, LogFiles
 from kvstore.log.writer_state import WriterStates
-from kvstore.memtable.generation import Entry, Generation
+from kvstore.memtable.run import RUN_KEYS
+from kvstore.memtable.sorted_rows import RowLayers
 from kvstore.memtable.view import NewerView
 from kvstore.meta.state import TableDefinition
-from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.batch import LAYOUTS, BatchHeader
 from logformat.log.change import ChangeType
@@ -69,7 +69,9 @@ class Overlay:
         # rows that its batch adds.
         self._headers: tuple[LogEnd, list[tuple[BatchHeader, int]]] = start, []
         self._rows_end = start
-        self._generation = Generation()
+        self._rows = RowLayers()
+        self._frozen_end = start.offset  # an index with all changes before it has the rows of all frozen layers
+        self._is_seen = False
 
     @property
     def end(self) -> Offset:
@@ -102,17 +104,20 @@ class Overlay:
             self._rows_end = self._headers[0]
 
     def begin_at(self, place: LogEnd) -> None:
-        """Drop what an index has that has all changes before a place, if that is much, and read no more of it."""
-        offset = place.offset
-        is_much = max(len(self._generation), len(self._headers[1])) > KEPT_MAX
-        if self._rows_end.offset < offset or is_much:
-            self.start = max(self.start, offset)
-        if self._rows_end.offset < offset:
-            self._rows_end = place
-        if is_much:
-            end, headers = self._headers
-            self._headers = end, [each for each in headers if each[0].base_offset >= offset]
-            self._generation = self._generation.since(offset)
+        """Drop what an index has that has all changes before a place, if that is much, and read no more of it.
+
+        What is there then is frozen: it is dropped together, once an index has all of it.
+        """
+        if self._rows_end.offset < place.offset:
+            self.start = self._frozen_end = place.offset
+            self._rows, self._rows_end = RowLayers(), place
+        elif self._frozen_end <= place.offset and max(len(self._rows), len(self._headers[1])) > KEPT_MAX:
+            self.start, self._frozen_end = self._frozen_end, self._rows_end.offset
+            self._rows = self._rows.without_frozen().freeze()
+        else:
+            return
+        end, headers = self._headers
+        self._headers = end, [each for each in headers if each[0].base_offset >= self.start]
 
     def state_after(self, state: IndexState) -> IndexState:
         """The state of an index, moved on to the end of the overlay; the digest is that of the index."""
@@ -139,23 +144,23 @@ class Overlay:
                 states.remember(header)
             return states.all()
 
-        generation, end = self._generation, newer.applied_offset
+        self._is_seen = True
+        return NewerView(tree, newer, self._rows, writers)
 
-        def find_all(keys: BinaryColumn) -> list[bytes | None]:
-            return [entry and (entry[1] or b"") for entry in generation.find_all(keys, end)]
-
-        return NewerView(tree, newer, find_all, lambda: generation.run(end), writers)
-
-    def find(self, key: bytes) -> Entry | None:
-        """What the overlay has of a key; see :meth:`Generation.find`."""
-        return self._generation.find(key, self._headers[0].offset)
+    def find(self, key: bytes) -> bytes | None:
+        """The row of a key, empty if it was deleted; None if the index has it, or that there is none."""
+        return next((row for layer in self._rows.dicts if (row := layer.get(key)) is not None), None)
 
     def _read_rows(self, found: Iterable[FoundBatch]) -> None:
         definition = self._definition()
         if definition.primary_key is not None:
             verified = ((each.header, each.data) for each in found)
-            for headers, run in runs_of(verified, definition, TOGETHER_BYTES):
-                self._generation.add(headers[-1].last_offset, run.keys, run.rows)
+            for _, run in runs_of(verified, definition, TOGETHER_BYTES):
+                if len(run) >= RUN_KEYS:
+                    self._rows = self._rows.over(run)
+                else:
+                    self._rows = self._rows.added(dict(run.pairs()), in_place=not self._is_seen)
+                    self._is_seen = False
 
     def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:
         """Batches that an index lacks."""
@@ -216,8 +221,8 @@ class OverlayReader:
         self._has_rows = rows
         return overlay
 
-    def newest(self, key: bytes, index: Index) -> Entry | None:
-        """What the log has of a key that the index may lack; None if nothing. Raises what :meth:`at` raises."""
+    def newest(self, key: bytes, index: Index) -> bytes | None:
+        """What the log has of a key; see :meth:`Overlay.find`. Raises what :meth:`at` raises."""
         is_known = self._has_rows and self._published.is_as_read()
         if not is_known or self._context.clock.monotonic() >= self._look_next:
             self.at(index.committed_state(), rows=True)

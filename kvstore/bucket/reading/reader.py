@@ -25,7 +25,6 @@ from kvstore.disk.lock import is_locked
 from kvstore.errors import CorruptData, StoreError, Unavailable
 from kvstore.index.index import AtRest, Index, View
 from kvstore.log.writer_state import WriterStates
-from kvstore.memtable.generation import Entry
 from kvstore.meta.writers import OpenCommit
 from logformat import paths
 from logformat.log.index_state import IndexState
@@ -106,8 +105,8 @@ class BucketReader:
         overlay = self._overlay.at(state)
         return state if overlay is None else overlay.state_after(state)
 
-    def newest(self, key: bytes) -> Entry | None:
-        """What the log has of a key after the open index; None if the index has its row, or that there is none.
+    def newest(self, key: bytes) -> bytes | None:
+        """What the log has of a key after the open index; see :meth:`Overlay.find`.
 
         Raises what :meth:`newer` does.
         """
