@@ -111,9 +111,11 @@ class OpenEnds:
 
         Every bucket has a batch of each commit to its table, so no end comes before an earlier one of its table.
         """
-        due, stay = [], []
-        for each in self._popped():
-            if each.end.commit not in state.writers_of(each.end.catalog.table).commits:
+        due, stay, found = [], [], list(self._popped())
+        tables = {each.end.catalog.table for each in found}
+        open_ids = {commit.commit_id for table in tables for commit in state.writers_of(table).commits}
+        for each in found:
+            if each.end.commit.commit_id not in open_ids:
                 self._ids.discard(each.end.commit.commit_id)  # it has ended, or the table was dropped
             elif each.is_durable:
                 due.append(each.end)
