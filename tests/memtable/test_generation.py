@@ -25,7 +25,7 @@ def add(generation: Generation, offset: int, rows: Rows) -> None:
     generation.add(Offset(offset), *columns)
 
 
-def rows_of(run: Run) -> Rows:
+def rows_in(run: Run) -> Rows:
     return {key: row or None for key, row in zip(run.keys.to_list(), run.rows.to_list(), strict=True)}
 
 
@@ -56,9 +56,9 @@ def test_views_of_any_end_have_the_rows_as_of_it(
     for end in ends:
         rows = model(batches, end)
         run = generation.run(Offset(end))
-        assert rows_of(run) == rows
+        assert rows_in(run) == rows
         assert run.keys.to_list() == sorted(rows)
-        assert rows_of(run.there()) == {key: row for key, row in rows.items() if row is not None}
+        assert rows_in(run.there()) == {key: row for key, row in rows.items() if row is not None}
         for key, entry in zip(KEYS, generation.find_all(BinaryColumn.from_list(KEYS), Offset(end)), strict=True):
             assert (key in rows, rows.get(key)) == (entry is not None, entry and entry[1])
             assert entry == generation.find(key, Offset(end))
@@ -130,6 +130,6 @@ def test_a_run_that_is_made_while_keys_are_added_is_whole() -> None:
     adding = threading.Thread(target=adds)
     adding.start()
     while not done.is_set():
-        assert rows_of(generation.run(Offset(1))) == {b"a": b"0"}
+        assert rows_in(generation.run(Offset(1))) == {b"a": b"0"}
     adding.join()
     assert len(generation.run(Offset(3_001))) == 3_001
