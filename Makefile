@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SPARK_ROWS ?= 10000000
 GROWTH_ROWS ?= 50000000
 
-.PHONY: setup wheel demo screenshots test test-spark test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
+.PHONY: setup collected wheel demo screenshots test test-spark test-long proof proof-peers bench bench-compare bench-growth bench-profile bench-catalog bench-parts bench-ingest bench-replicas bench-spark bench-shared docs lint lock clean
 
 setup: $(VENV)/ready $(VENV)/java $(VENV)/connector $(VENV)/kernel
 
@@ -76,7 +76,9 @@ demo: setup
 screenshots: setup
 	@$(STEP) "screenshots" $(BIN)/python -m tests.console.screenshots
 
-test: setup lint
+# While linters keep one core busy, the other compiles the tests, which each process that runs some would do itself.
+test: setup
+	@$(MAKE) --no-print-directory -j 2 lint collected
 	@$(if $(SCRATCH),TMPDIR=$(SCRATCH)) $(BIN)/pytest -n $(JOBS) -m "not long and not nightly and not spark_more"
 
 # More of Spark, beside what shows each capability once: one process, because it needs the one session.
@@ -159,6 +161,9 @@ $(VENV)/docs: $(VENV)/ready requirements-docs.lock
 # The pages as HTML: .docs/index.html. Every warning is an error.
 docs: $(VENV)/docs
 	@$(STEP) "docs" $(BIN)/sphinx-build -q -W --keep-going -d .docs/.doctrees docs .docs
+
+collected: setup
+	@$(STEP) "collection of tests" $(BIN)/pytest --collect-only -qq
 
 lint: $(VENV)/ready
 	@$(STEP) "format" $(BIN)/ruff format --check .

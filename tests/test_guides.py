@@ -36,7 +36,7 @@ TOP = (
 guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.name)
 
 
-def rows_of(page: Path, heading: str) -> list[list[str]]:
+def cells(page: Path, heading: str) -> list[list[str]]:
     """Cells of the tables below a heading, without their heads."""
     text = page.read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     tables = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
@@ -92,7 +92,7 @@ def packages() -> Iterator[str]:
 
 
 def test_every_room_has_its_line_and_its_tests() -> None:
-    lines = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    lines = cells(ROOT / "CONTRIBUTING.md", "The rooms")
     named = {name for room, *_ in lines for name in in_backticks(room)}
     assert {*packages()} <= named
     for room, _, tests, _ in lines:
@@ -100,7 +100,7 @@ def test_every_room_has_its_line_and_its_tests() -> None:
 
 
 def test_the_suite_of_a_room_stands_in_its_row() -> None:
-    rows = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    rows = cells(ROOT / "CONTRIBUTING.md", "The rooms")
     tests_of = {name: in_backticks(tests) for room, _, tests, _ in rows for name in in_backticks(room)}
     for room in packages():
         suite = f"tests/{Path(room).name}"
@@ -113,11 +113,11 @@ TIERS = ["core", "supported", "experimental"]
 
 
 def test_every_room_and_every_extra_is_in_one_tier() -> None:
-    rooms = rows_of(ROOT / "CONTRIBUTING.md", "The rooms")
+    rooms = cells(ROOT / "CONTRIBUTING.md", "The rooms")
     named = [name for room, *_, tier in rooms if tier in TIERS for name in in_backticks(room)]
     assert sorted(named) == sorted({name for room, *_ in rooms for name in in_backticks(room)})
     assert {*packages()} <= {*named}
-    rows = rows_of(ROOT / "CONTRIBUTING.md", "Tiers")
+    rows = cells(ROOT / "CONTRIBUTING.md", "Tiers")
     assert [tier for tier, _ in rows[:3]] == TIERS
     extras = [name for _, listed in rows for name in in_backticks(listed)]
     assert sorted(extras) == sorted(PYPROJECT["project"]["optional-dependencies"])
@@ -126,7 +126,7 @@ def test_every_room_and_every_extra_is_in_one_tier() -> None:
 def test_users_are_told_what_each_tier_promises() -> None:
     page = (ROOT / "docs" / "index.md").read_text().partition("\n## Tiers\n")[2]
     assert re.findall(r"\w+", page.partition("\n| |")[2].partition("\n")[0]) == [each.capitalize() for each in TIERS]
-    promises = {first for first, *_ in rows_of(ROOT / "docs" / "index.md", "Tiers")}
+    promises = {first for first, *_ in cells(ROOT / "docs" / "index.md", "Tiers")}
     assert {"Parts", "Formats", "Tests"} < promises
     assert all(f"*{tier}*" in (ROOT / "README.md").read_text() for tier in TIERS)
 
@@ -140,7 +140,7 @@ def test_layers_are_those_of_the_import_contract() -> None:
 
 def test_every_suite_is_on_the_map() -> None:
     page = ROOT / "tests" / "README.md"
-    named = {name for first, *_ in rows_of(page, "The suites") for name in in_backticks(first)}
+    named = {name for first, *_ in cells(page, "The suites") for name in in_backticks(first)}
     tests = ROOT / "tests"
     there = {f"tests/{path.parent.name}/" for path in tests.glob("*/__init__.py")}
     assert named == there | {f"tests/{path.name}" for path in tests.glob("test_*.py")}
@@ -148,7 +148,7 @@ def test_every_suite_is_on_the_map() -> None:
 
 def test_every_shared_module_is_on_the_map() -> None:
     page = ROOT / "tests" / "README.md"
-    named = {name for first, *_ in rows_of(page, "What tests share") for name in in_backticks(first)}
+    named = {name for first, *_ in cells(page, "What tests share") for name in in_backticks(first)}
     support = ROOT / "tests" / "support"
     assert {f"tests/support/{path.name}" for path in support.glob("*.py") if path.stem != "__init__"} <= named
 
@@ -167,7 +167,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 
 def terms() -> list[str]:
-    return [term for term, *_ in rows_of(GLOSSARY, "Terms")]
+    return [term for term, *_ in cells(GLOSSARY, "Terms")]
 
 
 def test_every_term_is_there_once_and_in_order() -> None:
@@ -176,12 +176,12 @@ def test_every_term_is_there_once_and_in_order() -> None:
 
 
 def test_the_terms_of_the_format_are_in_the_glossary() -> None:
-    assert {term for term, *_ in rows_of(ROOT / "docs" / "format.md", "Terms")} <= {*terms()}
+    assert {term for term, *_ in cells(ROOT / "docs" / "format.md", "Terms")} <= {*terms()}
 
 
 def test_words_that_replace_former_names_are_terms_or_modules() -> None:
     modules = {path.stem.replace("_", " ") for path in (ROOT / "kvstore").rglob("*.py")}
-    for _, now in [*rows_of(GLOSSARY, "Former names"), *rows_of(GLOSSARY, "Former names that mean something else now")]:
+    for _, now in [*cells(GLOSSARY, "Former names"), *cells(GLOSSARY, "Former names that mean something else now")]:
         for word in now.split(", "):
             assert word in terms() or word in modules or word == "row indices by bucket", word
 
@@ -202,7 +202,7 @@ def names_in_code() -> Iterator[str]:
 
 
 def test_former_names_are_in_the_code_no_more() -> None:
-    former = {former.split(" (")[0].replace(" ", "_") for former, _ in rows_of(GLOSSARY, "Former names")}
+    former = {former.split(" (")[0].replace(" ", "_") for former, _ in cells(GLOSSARY, "Former names")}
     assert len(former) > 10
     words = re.compile(rf"_(?:{'|'.join(sorted(former))})_")
     found = {name: "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + "_" for name in names_in_code()}

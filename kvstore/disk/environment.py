@@ -542,9 +542,10 @@ def open_environment(
 def _opened(given: Path, files: Files, map_bytes: int, opened: partial[Environment], *, create: bool) -> Environment:
     refuse_no_directory(given)
     directory = given.resolve()
+    data = directory / DATA
     with _registry_mutex:
         existing = _registry.get(directory)
-        identity = lmdb_files.identity_of(os.fspath(directory / DATA))
+        identity = lmdb_files.identity_of(os.fspath(data))
         if existing is not None and existing.identity == identity:
             return existing.share()
         for other in _registry.values():
@@ -557,14 +558,14 @@ def _opened(given: Path, files: Files, map_bytes: int, opened: partial[Environme
         for name in LMDB_FILES:
             refuse_links(directory / name)
         lmdb_files.refuse_inaccessible(directory)
-        is_new = not (directory / DATA).exists()
+        is_new = not data.exists()
         if is_new and not create:
-            raise FileNotFoundError(directory / DATA)
+            raise FileNotFoundError(data)
         if is_new:
             files.make_directory(given)
         else:
-            all_pages = (directory / DATA).stat().st_size <= pages.ALL_PAGES_BYTES_MAX
-            pages.verify(directory / DATA, all_pages=all_pages)
+            all_pages = data.stat().st_size <= pages.ALL_PAGES_BYTES_MAX
+            pages.verify(data, all_pages=all_pages)
         with refusals(directory):
             locks = lmdb_files.allocate_lock(directory)
         # All environments share the address space.

@@ -76,11 +76,12 @@ class StoreDirectory:
         self._monotonic = clock.monotonic
         self._mutex = threading.Lock()
         at_path = _Held(os.open(path, _DIRECTORY))
-        self._held = {os.fspath(path): at_path}
-        """By path; as text, because :meth:`below` is called for every file, and text has its hash at hand."""
+        self._root = os.fspath(path)
+        self._held = {self._root: at_path}
+        """By path; as text, as all that is called for every file: text has its hash and its parts at hand."""
         self.identity = at_path.identity
-        self._noted: dict[Path, Identity] = {}
-        self._in: dict[Path, set[Path]] = {}
+        self._noted: dict[str, Identity] = {}
+        self._in: dict[str, set[str]] = {}
         """For a directory, the directories in it that were noted, or that lead to such ones."""
         self._looks, self._look_next = 0, 0.0
         self._failure: StoreReplaced | None = None
@@ -88,7 +89,7 @@ class StoreDirectory:
     def below(self, path: Path) -> Below | None:
         """A path as a name below the nearest held directory; None if it is not in the store."""
         text = os.fspath(path)
-        if path == self.path and (held := self._held.get(text)) is not None:
+        if text == self._root and (held := self._held.get(text)) is not None:
             return Below(".", held)
         end = len(text)
         while (end := text.rfind("/", 0, end)) > 0:
@@ -110,8 +111,8 @@ class StoreDirectory:
                 held.users += 1
             elif (below := self.below(directory)) is not None:
                 held = _Held(os.open(below.name, _DIRECTORY, dir_fd=below.descriptor))
-                if held.identity != self._known(directory, held.identity):
-                    self._failure = _replaced(directory, _REPLACED)
+                if held.identity != self._known(text, held.identity):
+                    self._failure = _replaced(text, _REPLACED)
                     raise self._failure
                 self._held[text] = held
 
@@ -120,23 +121,23 @@ class StoreDirectory:
         with suppress(OSError):
             identity = _identity(os.stat(directory))
             with self._mutex:
-                self._known(directory, identity)
+                self._known(os.fspath(directory), identity)
 
-    def _known(self, directory: Path, identity: Identity) -> Identity:
+    def _known(self, directory: str, identity: Identity) -> Identity:
         """The identity that is noted of a directory, which is the one found if there was none."""
         noted = self._noted.setdefault(directory, identity)
         child = directory
-        while child != self.path and child.parent != child and child not in self._in.setdefault(child.parent, set()):
-            self._in[child.parent].add(child)
-            child = child.parent
+        while child not in (self._root, "") and child not in self._in.setdefault(_parent(child), set()):
+            self._in[_parent(child)].add(child)
+            child = _parent(child)
         return noted
 
     def forget(self, directory: Path) -> None:
         """Forget which directory has a path, and those below it: this process removes them and may make others."""
         with self._mutex:
-            if directory in self._in.get(directory.parent, ()):
-                self._in[directory.parent].remove(directory)
-            forgotten = [directory]
+            text = os.fspath(directory)
+            self._in.get(_parent(text), set()).discard(text)
+            forgotten = [text]
             while forgotten:
                 each = forgotten.pop()
                 self._noted.pop(each, None)
@@ -177,7 +178,7 @@ class StoreDirectory:
             StoreReplaced: It is another one.
         """
         if self.identity != identity:
-            raise _replaced(self.path, "was replaced: its path leads to another one")
+            raise _replaced(self._root, "was replaced: its path leads to another one")
 
     def verify(self, within: Path | None = None) -> None:
         """Verify that the paths of all held directories lead to them.
@@ -206,14 +207,14 @@ class StoreDirectory:
     def _on_the_way_to(self, path: Path) -> dict[str, _Held]:
         """The held directories on the way to a path; notices if another one was noted in the place of one."""
         with self._mutex:
-            way, above = {self.path, *self._in.get(self.path, ())}, path
-            while above not in way and above.parent != above:
+            way, above = {self._root, *self._in.get(self._root, ())}, os.fspath(path)
+            while above and above not in way:
                 way.add(above)
-                above = above.parent
+                above = _parent(above)
             directories = {}
             for each in way:
-                if (held := self._held.get(text := os.fspath(each))) is not None:
-                    directories[text] = held
+                if (held := self._held.get(each)) is not None:
+                    directories[each] = held
                 elif (noted := self._noted.get(each)) is not None and _is_another(each, noted):
                     self._failure = _replaced(each, _REPLACED)
             return directories
@@ -230,7 +231,12 @@ def _identity(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino
 
 
-def _is_another(path: Path, identity: Identity) -> bool:
+def _parent(path: str) -> str:
+    """The directory that a path is in; empty at the root."""
+    return path.rpartition("/")[0]
+
+
+def _is_another(path: str, identity: Identity) -> bool:
     try:
         return _identity(os.stat(path)) != identity
     except OSError:
@@ -247,11 +253,11 @@ def what_happened(path: str, held: _Held) -> StoreReplaced | None:
         what = "can't be reached by its path any more: " + (error.strerror or str(error))
         if error.errno in _NOT_THERE:
             what = "was moved away" if os.fstat(held.descriptor).st_nlink else "was removed"
-    return _replaced(Path(path), what)
+    return _replaced(path, what)
 
 
-def _replaced(path: Path, what: str) -> StoreReplaced:
+def _replaced(path: str, what: str) -> StoreReplaced:
     return StoreReplaced(
         f"A directory of the store {what}. Nothing more is written; close the store, and open what is there now.",
-        path=path,
+        path=Path(path),
     )

@@ -352,7 +352,7 @@ def _without_store(path: Path) -> None:
     assert sorted(path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
 def test_a_backup_that_is_killed_anywhere_is_refused_and_continued(tmp_path: Path, every: int) -> None:
     with kvstore.open(tmp_path / "s", **OPTIONS) as store:
         fill(store)

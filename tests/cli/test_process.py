@@ -23,7 +23,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arguments", [("scan",), ("changelog", "--json")])
+@pytest.mark.parametrize("arguments", [("scan",), pytest.param(("changelog", "--json"), marks=pytest.mark.long)])
 def test_a_reader_that_closes_the_pipe_ends_it_in_silence(store: Path, arguments: tuple[str, ...]) -> None:
     command, *options = arguments
     with spawned(command, store, "t", *options) as running:

@@ -37,9 +37,7 @@ class Flipper:
 
     def __enter__(self) -> Self:
         self._idle: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
-        self._processes = [_start(self._start) for _ in range(min(PROCESSES_MAX, os.cpu_count() or 1))]
-        for process in self._processes:
-            self._idle.put(process)
+        self._processes: list[subprocess.Popen[bytes]] = []
         return self
 
     def __exit__(
@@ -51,6 +49,9 @@ class Flipper:
     def judge(self, changes: Sequence[Change]) -> Iterator[Outcome]:
         """What comes of each change alone."""
         parts = [changes[at : at + CHANGES_A_PROCESS] for at in range(0, len(changes), CHANGES_A_PROCESS)]
+        while len(self._processes) < min(len(parts), PROCESSES_MAX, os.cpu_count() or 1):
+            self._processes.append(_start(self._start))
+            self._idle.put(self._processes[-1])
         with ThreadPoolExecutor(len(self._processes)) as pool:
             for outcomes in pool.map(self._judge, parts):
                 yield from outcomes

@@ -50,7 +50,7 @@ class History:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.moments = [Moment(0, has_store=False, model=None, rows=rows_of({}), changes=0)]
+        self.moments = [Moment(0, has_store=False, model=None, rows=batch_of({}), changes=0)]
         model: Model | None = None
         indexes: frozenset[str] = frozenset()
         for step in script.steps:
@@ -65,7 +65,7 @@ class History:
             elif step.kind == "drop_index":
                 indexes -= {step.index}
             before = self.moments[-1]
-            rows = before.rows if model is None or model is before.model else rows_of(model.rows)
+            rows = before.rows if model is None or model is before.model else batch_of(model.rows)
             count = 0 if model is None else len(model.log)
             moment = Moment(before.done + 1, has_store=True, model=model, rows=rows, changes=count, indexes=indexes)
             self.moments.append(moment)
@@ -100,7 +100,7 @@ def copy_of(model: Model) -> Model:
     return Model(model.key, dict(model.rows), list(model.log), model.end, sent, model.rules)
 
 
-def rows_of(rows: dict[tuple[Any, ...], Row]) -> pa.RecordBatch:
+def batch_of(rows: dict[tuple[Any, ...], Row]) -> pa.RecordBatch:
     """Rows as a scan returns them."""
     return pa.RecordBatch.from_pylist([rows[key] for key in sorted(rows)], SCHEMA)
 

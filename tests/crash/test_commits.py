@@ -65,6 +65,8 @@ ASKING = {
 
 QUICK_STEP = "after the intent"
 """In `make test`, only a process that dies here leaves a child, too."""
+QUICK_STEPS_BESIDE_ANOTHER = ("half is staged", "after the intent", "after one append", "when it has asked")
+"""In `make test`, a process with the buckets goes on beside one that dies here."""
 DEATHS = [
     pytest.param(
         step,
@@ -168,7 +170,13 @@ def commit_others(pipe: Pipe, path: Path, step: str | None) -> None:
     commit(pipe, path, step, own=False)
 
 
-@pytest.mark.parametrize("step", {k: v for k, v in (STEPS | ASKING).items() if k != "while it asks"})
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=[] if step in QUICK_STEPS_BESIDE_ANOTHER else pytest.mark.long)
+        for step in [*STEPS, "when it has asked"]
+    ],
+)
 def test_killed_with_the_buckets_of_a_live_process(path: Path, proves: Proves, step: str) -> None:
     """That one gets them back, goes on writing, and has all of the commit or nothing."""
     with Child(commit_others, path, step) as child:

@@ -6,7 +6,8 @@ Everything goes through the public interface: what is wrong there is wrong for a
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ import kvstore
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, OutOfOrderSequence
 from kvstore.testing.model import WINDOW, Answer, Model, Operation
-from tests.crash.history import CHANGES, History, Moment, Window, changes_of, copy_of, rows_of
+from tests.crash.history import CHANGES, History, Moment, Window, batch_of, changes_of, copy_of
 from tests.crash.workload import SCHEMA, TABLE
 
 Badness = Literal["LOST", "PHANTOM", "MIXED", "UNREADABLE"]
@@ -80,12 +81,12 @@ def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
 
 
 def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
-    settings: dict[str, Any] = {**history.script.settings, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
+    settings = {**history.script.options, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
     had_store = (path / "STORE").exists()
     fits: frozenset[float] = frozenset()
     end, retries = -1, 0
-    try:
-        with kvstore.open(path, durability=history.script.durability, **settings) as store:
+    with problems() as problem:
+        with kvstore.open(path, **settings) as store:
             if TABLE not in store.list_tables():
                 fits = frozenset(
                     moment.done
@@ -104,32 +105,39 @@ def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
             findings = store.check().findings
             if findings:
                 return Finding(fits, end, f"check finds {findings}", noticed=True)
-        with kvstore.open(path, durability=history.script.durability, **settings) as store:
+        with kvstore.open(path, **settings) as store:
             table = store.table(TABLE)
-            rows = rows_of(model.rows)
-            _equals(_rows(table), rows, "rows after a reopen")
+            rows = batch_of(model.rows)
+            equal_rows(_rows(table), rows, "rows after a reopen")
             _finds(table, rows)
             start = max(table.offsets()[0][0], 0 if thorough else end)
             new = [change for change in model.log if change[0] >= start]
-            _equals(_changes(table, start), changes_of(new), "changes after a reopen")
+            equal_rows(_changes(table, start), changes_of(new), "changes after a reopen")
             if thorough:
                 _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
         if history.script.retention_ms is not None:
             shutil.rmtree(path / "tables" / "1" / "0" / "index")
-            with kvstore.open(path, durability=history.script.durability, **settings) as store:
+            with kvstore.open(path, **settings) as store:
                 table = store.table(TABLE)
-                _equals(_rows(table), rows_of(model.rows), "rows after the index was lost")
+                equal_rows(_rows(table), batch_of(model.rows), "rows after the index was lost")
                 _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
                 findings = store.check().findings
                 if findings:
                     return Finding(fits, end, f"check finds {findings} after the index was lost", noticed=True)
+    return Finding(fits, end, retries=retries, **problem)
+
+
+@contextmanager
+def problems() -> Iterator[dict[str, Any]]:
+    """What a :class:`Finding` says of the errors inside, which are what a user would get."""
+    problem: dict[str, Any] = {}
+    try:
+        yield problem
     except Wrong as wrong:
-        return Finding(fits, end, str(wrong), wrong.badness)
-    except CorruptData as error:
-        return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE", noticed=True)
-    except Exception as error:  # whatever it is, the user would get it
-        return Finding(fits, end, f"{type(error).__name__}: {error}", "UNREADABLE")
-    return Finding(fits, end, retries=retries)
+        problem |= {"problem": str(wrong), "badness": wrong.badness}
+    except Exception as error:
+        noticed = isinstance(error, CorruptData)
+        problem |= {"problem": f"{type(error).__name__}: {error}", "badness": "UNREADABLE", "noticed": noticed}
 
 
 def judge(finding: Finding, window: Window, history: History) -> tuple[Badness, str] | None:
@@ -158,10 +166,10 @@ def _compare(table: kvstore.Table, history: History) -> list[Moment]:
     start, _ = table.offsets()[0]
     changes = history.changes.slice(0, moment.changes)
     expected = changes if not start else changes.filter(pc.field("_log_offset") >= start)
-    _equals(_changes(table, start), expected, "changes")
-    _equals(_rows(table), moment.rows, "rows")
+    equal_rows(_changes(table, start), expected, "changes")
+    equal_rows(_rows(table), moment.rows, "rows")
     count = table.count()
-    _is_true(lambda: count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
+    is_true(count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
     names = frozenset(table.indexes)
     fitting = [moment for moment in fitting if moment.indexes == names]
     if not fitting:
@@ -177,7 +185,7 @@ def _finds(table: kvstore.Table, rows: pa.RecordBatch) -> None:
         for value in [*pc.unique(column).to_pylist(), ABSENT[name]]:
             there = pc.is_null(column) if value is None else pc.equal(column, value)
             found = table.find(**{name: value}).combine_chunks().to_batches()
-            _equals(_together(found, SCHEMA), rows.filter(there), f"rows of {name} = {value!r:.30}")
+            equal_rows(together(found, SCHEMA), rows.filter(there), f"rows of {name} = {value!r:.30}")
 
 
 def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> int:
@@ -197,7 +205,7 @@ def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> int:
     _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
     _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
     row = table.get(99)
-    _is_true(lambda: row == MORE[1][1], lambda: f"a row just written is {row}")
+    is_true(row == MORE[1][1], lambda: f"a row just written is {row}")
     return retries
 
 
@@ -208,7 +216,7 @@ def _equals_answer(table: kvstore.Table, changes: kvstore.Changes, model: Model,
         raise Wrong(f"writer {writer}: {error}") from error
     answer = Answer(result.first_offset, result.last_offset, result.duplicated)
     expected = model.apply(MORE if changes is MORE_CHANGES else [], writer, sequence)
-    _is_true(lambda: answer == expected, lambda: f"writer {writer} sequence {sequence}: {answer}, not {expected}")
+    is_true(answer == expected, lambda: f"writer {writer} sequence {sequence}: {answer}, not {expected}")
 
 
 def _is_refused(table: kvstore.Table, writer: int, sequence: int) -> None:
@@ -220,23 +228,23 @@ def _is_refused(table: kvstore.Table, writer: int, sequence: int) -> None:
 
 
 def _rows(table: kvstore.Table) -> pa.RecordBatch:
-    return _together(list(table.scan()), SCHEMA)
+    return together(list(table.scan()), SCHEMA)
 
 
 def _changes(table: kvstore.Table, start: int) -> pa.RecordBatch:
-    return _together(list(table.changelog(start, columns=CHANGES.names)), CHANGES)
+    return together(list(table.changelog(start, columns=CHANGES.names)), CHANGES)
 
 
-def _together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
+def together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     if not batches:
         return pa.RecordBatch.from_pylist([], schema)
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _equals(found: pa.RecordBatch, expected: pa.RecordBatch, what: str) -> None:
-    _is_true(lambda: found.equals(expected), lambda: f"{what}: {found.to_pylist()}, not {expected.to_pylist()}")
+def equal_rows(found: pa.RecordBatch, expected: pa.RecordBatch, what: str) -> None:
+    is_true(found.equals(expected), lambda: f"{what}: {found.to_pylist()}, not {expected.to_pylist()}")
 
 
-def _is_true(holds: Callable[[], bool], otherwise: Callable[[], str]) -> None:
-    if not holds():
+def is_true(holds: bool, otherwise: Callable[[], str]) -> None:
+    if not holds:
         raise Wrong(otherwise())

@@ -7,13 +7,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -22,11 +21,11 @@ import kvstore
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
-from kvstore.errors import LogFailed, StoreError
+from kvstore.errors import StoreError
 from kvstore.testing.model import Operation
 from logformat.catalog.jobs import EndedTask
-from logformat.ids import WriterId
-from tests.crash.workload import BOTH_WAYS, MARKS, REFUSED, SMALL_SLICES, STORE
+from tests.crash import workload
+from tests.crash.workload import BOTH_WAYS, SMALL_SLICES, STORE, Worker, tried
 from tests.support.image_workers import Here
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64()), pa.field("s", pa.string())])
@@ -98,6 +97,14 @@ class WholeScript:
     retries: int = 0
     settings: dict[str, int] = field(default_factory=lambda: dict(SETTINGS))
 
+    first: ClassVar[int] = 0
+    squeeze: ClassVar[None] = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of :func:`kvstore.open`."""
+        return dict(self.settings)
+
     def is_confirmed_by(self, _: int) -> bool:
         """Whatever is answered is durable."""
         return True
@@ -125,54 +132,21 @@ def checkpoints_here() -> Iterator[None]:
 @SMALL_SLICES
 def run(directory: Path, script: WholeScript) -> int:
     """Do the steps; returns the exit status."""
-    marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    actor = Actor(directory, script)
     with checkpoints_here():
-        for number, act in enumerate(script.steps):
-            os.write(marks, b"START %d\n" % number)
-            for attempt in range(script.retries + 1):
-                try:
-                    actor.do(act)
-                    break
-                except StoreError as error:  # whatever else it is, the message does not say what to do
-                    if attempt == script.retries:
-                        refused = f"REFUSED {number} {type(error).__name__}: {error}"
-                        os.write(marks, refused.replace("\n", " ").encode() + b"\n")
-                        actor.end()
-                        return REFUSED
-                    if isinstance(error, LogFailed):
-                        actor.end()
-            os.write(marks, b"ACK %d\n" % number)
-        actor.end()
-    return 0
+        # Whatever else an error is, its message does not say what to do.
+        return tried(directory, script, Actor(directory, script), (StoreError,))
 
 
-class Actor:
-    """Who does the steps."""
+class Actor(Worker):
+    """Does the steps."""
 
     def __init__(self, directory: Path, script: WholeScript) -> None:
+        super().__init__(directory / STORE, script)
         self._directory = directory
-        self._script = script
-        self._store: kvstore.Store | None = None
 
-    def do(self, act: Act) -> None:
-        """Do one."""
-        if act.kind == "reopen":
-            self.end(quietly=False)
-        if self._store is None:
-            self._store = kvstore.open(self._directory / STORE, **self._script.settings)  # type: ignore[arg-type]
+    def do_in(self, store: kvstore.Store, act: Act) -> None:
         if (how := _HOW.get(act.kind)) is not None:
-            how(self, self._store, act)
-
-    def end(self, *, quietly: bool = True) -> None:
-        """Close the store."""
-        store, self._store = self._store, None
-        try:
-            if store is not None:
-                store.close()
-        except StoreError:
-            if not quietly:
-                raise
+            how(self, store, act)
 
     def create(self, store: kvstore.Store, act: Act) -> None:
         if act.table not in store.list_tables():
@@ -266,16 +240,7 @@ def changes_of(act: Act, schema: pa.Schema) -> kvstore.Changes:
     return kvstore.Changes.of(list(act.operations), schema)
 
 
-@SMALL_SLICES
 def recover(directory: Path, script: WholeScript) -> int:
     """Open what a crash left and have it ready to be written, and nothing else."""
-    try:
-        with opened(directory / STORE, script.settings) as store:
-            for name in store.list_tables():
-                table = store.table(name)
-                table.count()
-                for bucket in range(table.buckets):
-                    table.bucket(bucket).begin(WriterId(0))
-    except StoreError:
-        return REFUSED  # what that means is for the verdict on this state
-    return 0
+    with checkpoints_here():
+        return workload.recover(directory, script)

@@ -8,18 +8,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 import pyarrow as pa
 
 import kvstore
-from kvstore.errors import CorruptData
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.replica import Replica
 from kvstore.testing.model import WINDOW
-from tests.crash.verdict import Finding, Wrong
+from tests.crash.verdict import Finding, Wrong, equal_rows, is_true, problems, together
 from tests.crash.whole_history import (
     OF_EPOCHS,
     OF_JOB,
@@ -53,23 +51,9 @@ def examine(directory: Path, history: WholeHistory, *, thorough: bool = True) ->
         thorough: Send again every batch that may be, not only each writer's last, and restore from the replica.
     """
     inquiry = _Inquiry(directory, history, thorough=thorough)
-    problem, badness, noticed = "", "MIXED", False
-    try:
+    with problems() as problem:
         inquiry.run()
-    except Wrong as wrong:
-        problem, badness = str(wrong), wrong.badness
-    except CorruptData as error:
-        problem, badness, noticed = f"{type(error).__name__}: {error}", "UNREADABLE", True
-    except Exception as error:  # whatever it is, the user would get it
-        problem, badness = f"{type(error).__name__}: {error}", "UNREADABLE"
-    return Finding(
-        inquiry.fits,
-        problem=problem,
-        badness=badness,  # type: ignore[arg-type]
-        noticed=noticed,
-        retries=inquiry.retries,
-        repaired=inquiry.repaired,
-    )
+    return Finding(inquiry.fits, retries=inquiry.retries, repaired=inquiry.repaired, **problem)
 
 
 class _Inquiry:
@@ -119,11 +103,11 @@ class _Inquiry:
     def _compare(self, store: kvstore.Store, world: World) -> None:
         for name, expected in world.tables:
             table = store.table(name)
-            _equal_rows(_together(list(table.scan()), expected.schema).sort_by("k"), expected.rows, f"rows of {name}")
+            equal_rows(together(list(table.scan()), expected.schema).sort_by("k"), expected.rows, f"rows of {name}")
             _equal(table.count(), expected.rows.num_rows, f"count of {name}")
             for bucket, changes in enumerate(expected.changes):
                 found = list(table.changelog(columns=changes.schema.names, bucket=bucket))
-                _equal_rows(_together(found, changes.schema), changes, f"changes of {name}, bucket {bucket}")
+                equal_rows(together(found, changes.schema), changes, f"changes of {name}, bucket {bucket}")
 
     def _completed(self, store: kvstore.Store, world: World) -> World:
         """Make what is not there yet, for the rest is about it."""
@@ -199,7 +183,7 @@ class _Inquiry:
         if found := replica.check().findings:
             self.repaired = True
             report = replica.repair()
-            _is_true(bool(report), lambda: f"the replica is repaired, and yet {report.findings}; before it was {found}")
+            is_true(bool(report), lambda: f"the replica is repaired, and yet {report.findings}; before it was {found}")
         if self._thorough:
             with tempfile.TemporaryDirectory(dir=self._directory) as name:
                 kvstore.restore(str(place), Path(name) / STORE)
@@ -213,12 +197,12 @@ class _Inquiry:
             one, other = store.table(name), back.table(name)
             _equal(other.schema, one.schema, f"restored schema of {name}")
             _equal(other.offsets(), one.offsets(), f"restored offsets of {name}")
-            rows = _together(list(one.scan()), one.schema).sort_by("k")
-            _equal_rows(_together(list(other.scan()), one.schema).sort_by("k"), rows, f"restored rows of {name}")
+            rows = together(list(one.scan()), one.schema).sort_by("k")
+            equal_rows(together(list(other.scan()), one.schema).sort_by("k"), rows, f"restored rows of {name}")
             for bucket in one.offsets():
                 schema = one.changelog_schema()
-                found = [_together(list(each.changelog(bucket=bucket)), schema) for each in (other, one)]
-                _equal_rows(found[0], found[1], f"restored changes of {name}, bucket {bucket}")
+                found = [together(list(each.changelog(bucket=bucket)), schema) for each in (other, one)]
+                equal_rows(found[0], found[1], f"restored changes of {name}, bucket {bucket}")
 
 
 def world_schema() -> pa.Schema:
@@ -260,20 +244,5 @@ def _is_in_first(key: int) -> bool:
     return bucket_of(key, 2) == 0
 
 
-def _together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema)
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-
-
-def _equal_rows(found: pa.RecordBatch, expected: pa.RecordBatch, what: str) -> None:
-    _is_true(found.equals(expected), lambda: f"{what}: {found.to_pylist()}, not {expected.to_pylist()}")
-
-
 def _equal(found: object, expected: object, what: str) -> None:
-    _is_true(found == expected, lambda: f"{what}: {found}, not {expected}")
-
-
-def _is_true(holds: bool, otherwise: Callable[[], str]) -> None:
-    if not holds:
-        raise Wrong(otherwise())
+    is_true(found == expected, lambda: f"{what}: {found}, not {expected}")

@@ -102,6 +102,11 @@ class Script:
     first: int = 0
     squeeze: tuple[int, int] | None = None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of :func:`kvstore.open`."""
+        return {"durability": self.durability, **self.settings}
+
     def is_confirmed_by(self, step: int) -> bool:
         """Whether the answer to a step promises that it and all before it are durable."""
         return self.durability == "sync" or self.steps[step].kind in ("open", "table", "flush", "snapshot", "reopen")
@@ -175,25 +180,26 @@ def _operations(random: Random, number: int) -> tuple[Operation, ...]:
 @SMALL_PARTS
 def run(directory: Path, script: Script) -> int:
     """Do the steps; returns the exit status."""
+    return tried(directory, script, TableWorker(directory / STORE, script), (StoreError, OSError))
+
+
+def tried(directory: Path, script: Any, worker: Worker, errors: tuple[type[Exception], ...]) -> int:
+    """Have a worker do the steps, and some again after these errors; returns the exit status."""
     marks = os.open(directory / MARKS, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    worker = _Worker(directory / STORE, script)
     for number, step in enumerate(script.steps):
         if number < script.first:
             continue
         os.write(marks, b"START %d\n" % number)
         for attempt in range(script.retries + 1):
-            limit = (
-                script.squeeze[1]
-                if script.squeeze is not None and (number, 0) == (script.squeeze[0], attempt)
-                else None
-            )
+            is_squeezed = script.squeeze is not None and (number, 0) == (script.squeeze[0], attempt)
             try:
-                with squeezed(limit):
+                with squeezed(script.squeeze[1] if is_squeezed else None):
                     worker.do(step)
                 break
-            except (StoreError, OSError) as error:
+            except errors as error:
                 if attempt == script.retries:
-                    os.write(marks, b"REFUSED %d %s\n" % (number, type(error).__name__.encode()))
+                    refused = f"REFUSED {number} {type(error).__name__}: {error}"
+                    os.write(marks, refused.replace("\n", " ").encode() + b"\n")
                     worker.end()
                     return REFUSED
                 if not isinstance(error, StoreError) or isinstance(error, LogFailed):
@@ -217,16 +223,40 @@ def squeezed(bytes_max: int | None) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
-class _Worker:
-    def __init__(self, path: Path, script: Script) -> None:
+class Worker:
+    """Does steps in a store that it opens when it needs it."""
+
+    def __init__(self, path: Path, script: Any) -> None:
         self._path = path
         self._script = script
         self._store: kvstore.Store | None = None
 
-    def do(self, step: Step) -> None:
+    def do(self, step: Any) -> None:
+        """Do one."""
         if step.kind == "reopen":
             self.end(quietly=False)
-        store = self._opened()
+        if self._store is None:
+            self._store = kvstore.open(self._path, **self._script.options)
+        self.do_in(self._store, step)
+
+    def do_in(self, store: kvstore.Store, step: Any) -> None:
+        raise NotImplementedError
+
+    def end(self, *, quietly: bool = True) -> None:
+        """Close the store."""
+        store, self._store = self._store, None
+        try:
+            if store is not None:
+                store.close()
+        except StoreError:
+            if not quietly:
+                raise
+
+
+class TableWorker(Worker):
+    """Does steps in one table."""
+
+    def do_in(self, store: kvstore.Store, step: Step) -> None:
         if step.kind == "table" and TABLE not in store.list_tables():
             keep = self._script.retention_ms
             retention = None if keep is None else dt.timedelta(milliseconds=keep)
@@ -249,30 +279,13 @@ class _Worker:
         elif step.kind == "idle":
             time.sleep(IDLE_SECONDS)
 
-    def _opened(self) -> kvstore.Store:
-        if self._store is None:
-            settings: dict[str, Any] = {"durability": self._script.durability, **self._script.settings}
-            self._store = kvstore.open(self._path, **settings)
-        return self._store
-
-    def end(self, *, quietly: bool = True) -> None:
-        """Close the store."""
-        store, self._store = self._store, None
-        try:
-            if store is not None:
-                store.close()
-        except StoreError:
-            if not quietly:
-                raise
-
 
 @SMALL_SLICES
 @SMALL_PARTS
-def recover(directory: Path, script: Script) -> int:
+def recover(directory: Path, script: Any) -> int:
     """Open what a crash left and have it ready to be written, and nothing else."""
-    settings: dict[str, Any] = {"durability": script.durability, **script.settings}
     try:
-        with kvstore.open(directory / STORE, **settings) as store:
+        with kvstore.open(directory / STORE, **script.options) as store:
             for name in store.list_tables():
                 table = store.table(name)
                 table.count()

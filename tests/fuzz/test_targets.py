@@ -23,7 +23,7 @@ from tests.fuzz.sanitized import sanitized
 from tests.fuzz.targets import ALLOWED, CORPUS, TARGETS
 from tests.support.proof import Proves
 
-QUICK, LONG, SANITIZED = 100, 4_200, 20_000
+QUICK, LONG, SANITIZED = 50, 4_200, 20_000
 """Runs of a target whose share is 1; seeds and corpus are run whatever the share."""
 
 

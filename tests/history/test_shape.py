@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreClosed, UnsupportedOperation
 from logformat.log import arrow_message
+from tests.support.examples import IS_LONG
 from tests.support.kept import KeptStore
 from tests.support.tables import rows_of
 
@@ -108,10 +109,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
     kept.store.close()
 
 
-@settings(max_examples=500 // len(FILTERS))
+@settings(max_examples=(500 if IS_LONG else 200) // len(FILTERS))
 @given(st.lists(more_writes, max_size=8))
 def test_each_filtered_change_follows_the_change_of_its_offset(kept: KeptStore, history: list[tuple[str, Any]]) -> None:
-    """Of five hundred histories: each is looked at by all filters."""
+    """Of two hundred histories, five hundred in ``make test-long``: each is looked at by all filters."""
     store = kept.empty()
     table = store.create_table("t", SCHEMA, primary_key="k")
     for kind, given_rows in history:

@@ -21,6 +21,7 @@ from kvstore.indexing.filters import understood
 from kvstore.table import reading
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
+from tests.support.examples import slow
 
 SCHEMA = pa.schema(
     [
@@ -207,6 +208,7 @@ SCANS = st.tuples(FILTERS, st.sampled_from(SPANS), st.sampled_from([None, 5]))
 
 
 @pytest.mark.parametrize(("few", "at_once"), [(10, 3), (10_000, 7)])
+@slow(1_000, quick=12)
 @given(st.lists(SCANS, min_size=5, max_size=5))
 def test_a_scan_returns_what_passes(tables: Any, few: int, at_once: int, scans: list[Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:

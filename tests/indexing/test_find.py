@@ -18,6 +18,7 @@ from kvstore.indexing import entries, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
+from tests.support.examples import slow
 from tests.support.kept import KeptStore
 from tests.support.processes import Child, Pipe
 
@@ -104,6 +105,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptStore]:
     kept.store.close()
 
 
+@slow(1_000, quick=15)
 @given(STEPS, st.sampled_from([1, 3]))
 def test_find_returns_what_a_model_has(kept: KeptStore, steps: Any, buckets: int) -> None:
     store = kept.empty()

@@ -26,7 +26,7 @@ from tests.support.processes import Child, Pipe
 
 COLUMNS = {"id": "int64", "mail": "string", "age": "int32"}
 INDEXES = {"by_mail": "mail", "by_age": ["age", "mail"]}
-QUICK, LONG = 100, 20_000
+QUICK, LONG = 40, 20_000
 IDS, MAILS, AGES = range(12), [None, "", "a", "b", "c" * 300], [None, 1, 2, 3]
 SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=1, SLICE_ROWS_MAX=2)
 """While it lasts, most merges take several transactions, and reads and writes come between them."""

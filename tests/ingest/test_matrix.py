@@ -51,6 +51,20 @@ def cleanly(_store: Path) -> None:
 RESTARTS: list[Callable[[Path], None]] = [cleanly, from_image_only, recover, lose_indexes]
 
 
+def pairs(those: list[Any], restarts: list[Callable[[Path], None]]) -> list[Any]:
+    """All of them, most in ``make test-long``: in ``make test`` each restart at some moment, and all at ``append``."""
+    return [
+        pytest.param(
+            moment,
+            restart,
+            marks=[] if moment[0] == "append" or nth % len(restarts) == number else pytest.mark.long,
+            id=f"{moment}-{restart.__name__}",
+        )
+        for nth, moment in enumerate(those)
+        for number, restart in enumerate(restarts)
+    ]
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("in")
@@ -86,8 +100,7 @@ def dead(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[A
     return found, end
 
 
-@pytest.mark.parametrize("restart", RESTARTS, ids=lambda each: each.__name__)
-@pytest.mark.parametrize("moment", ["fresh", *MOMENTS], ids=str)
+@pytest.mark.parametrize(("moment", "restart"), pairs(["fresh", *MOMENTS], RESTARTS))
 def test_killed(
     moment: Any, restart: Callable[[Path], None], dead: tuple[dict[Any, Path], dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -147,8 +160,9 @@ def test_a_paused_job_shows_its_offset_after_any_restart(
         assert (status.reason, status.statistics.succeeded_tasks) == ("for a look", 2)
 
 
-@pytest.mark.parametrize("restart", [*RESTARTS[:3], after_an_image], ids=lambda each: each.__name__)
-@pytest.mark.parametrize("moment", [each for each in MOMENTS if each[0] != "EndTask"], ids=str)
+@pytest.mark.parametrize(
+    ("moment", "restart"), pairs([each for each in MOMENTS if each[0] != "EndTask"], [*RESTARTS[:3], after_an_image])
+)
 def test_altered_while_a_task_is_open_whose_end_is_replayed_later(
     moment: Any, restart: Callable[[Path], None], dead: tuple[dict[Any, Path], dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ class Batch:
 def changes_of(merged: Merged, operations: Operations) -> list[Change]:
     """The same, from an engine's result."""
     merged.pool.validate(full=True)
-    rows: list[Row | None] = [*rows_of(merged.pool), None]
+    rows: list[Row | None] = [*plain_rows(merged.pool), None]
     found: list[Change] = [(None, None)] * len(operations.order)
     for place, before, after in zip(operations.order, merged.before, merged.after, strict=True):
         if before != after:
@@ -77,7 +77,7 @@ def rows_to_arrow(rows: list[Row], schema: pa.Schema) -> pa.RecordBatch:
     )
 
 
-def rows_of(batch: pa.RecordBatch) -> list[Row]:
+def plain_rows(batch: pa.RecordBatch) -> list[Row]:
     """Rows with dates and times as numbers."""
     values = [
         column.view({32: pa.int32(), 64: pa.int64()}[column.type.bit_width]).to_pylist()

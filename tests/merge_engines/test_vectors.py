@@ -19,7 +19,7 @@ from merge_engines.functions.function import listagg
 from merge_engines.last_row import LastRow
 from merge_engines.versioned import Versioned
 from tests.conformance.vectors import VECTORS
-from tests.merge_engines.batches import Batch, rows_of
+from tests.merge_engines.batches import Batch, plain_rows
 
 OPTIONS = {"table.merge-engine", "table.merge-engine.versioned.ver-column", "table.delete.behavior"}
 TYPES = {
@@ -90,7 +90,7 @@ def test_vector(name: str) -> None:
         operations = Batch(schema, list(rows.values()), incoming, targets).operations()
         merged = (LastRow() if overwrites else engine).merge(operations)
         change_types, changed = cdc.records_of(merged, operations.order)
-        for code, row in zip(change_types.tolist(), rows_of(changed), strict=True):
+        for code, row in zip(change_types.tolist(), plain_rows(changed), strict=True):
             found.append((ChangeType(code).short, row))
             if code in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE):
                 rows[row["k"]] = row

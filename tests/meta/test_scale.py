@@ -147,7 +147,7 @@ def test_maps_have_one_order_in_all_processes() -> None:
         subprocess.run(
             [sys.executable, "-c", program], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
-        for seed in ("1", "2", "3")
+        for seed in ("1", "2")
     }
     assert len(orders) == 1
     assert len(orders.pop().split()) == 199

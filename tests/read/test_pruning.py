@@ -110,7 +110,7 @@ def test_a_filter_finds_the_same_rows_in_a_table_of_many_pages(of: str, store: k
     table.upsert([{"k": key(n), "second": 7, "v": 9, "pad": None} for n in range(0, 600, 50)])
     states.append((None, table.scan().read_all()))
 
-    @slow(200)
+    @slow(200, quick=15)
     @given(filter=filters(st.integers(-3 if of == "int" else 0, 603).map(key), kind))
     def agrees(filter: pc.Expression) -> None:
         for as_of, everything in states:

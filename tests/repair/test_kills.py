@@ -107,7 +107,7 @@ def test_files_are_durable_before_they_are_renamed(
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("every", [31, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [67, pytest.param(1, marks=pytest.mark.long)])
 def test_a_repair_that_is_killed_anywhere_is_run_again(
     every: int, damage: Callable[[World], None], built: Callable[..., Built], tmp_path: Path
 ) -> None:
@@ -194,7 +194,7 @@ def begin_at_the_snapshot(world: World) -> Path:
 @pytest.mark.parametrize(
     "damage", [accept, cut, begin_with_the_snapshot, end_after_the_snapshot, begin_at_the_snapshot]
 )
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [61, pytest.param(1, marks=pytest.mark.long)])
 def test_a_repair_that_is_killed_while_it_accepts_loss_is_run_again(
     every: int, damage: Callable[[World], Path], built: Callable[..., Built], tmp_path: Path
 ) -> None:

@@ -24,7 +24,7 @@ from tests.support.commits import refuse_ends_of_commits
 from tests.support.repairs import Dying, Killed
 from tests.support.tables import rows_of
 
-QUICK, LONG = 6, 400
+QUICK, LONG = 4, 400
 BUCKET = Path("tables/1/0")
 Rows = dict[int, dict[str, object]]
 
@@ -198,7 +198,8 @@ class Truncated:
         shutil.rmtree(self.world.path / BUCKET / "index")
 
 
-def test_a_consumer_is_never_after_the_log_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [23, pytest.param(9, marks=pytest.mark.long)])
+def test_a_consumer_is_never_after_the_log_end(tmp_path: Path, every: int) -> None:
     """Also if a repair died after it had truncated the log, so that the next one has nothing to truncate."""
     damaged = Truncated(tmp_path)
     calls, ends = 0, False
@@ -214,7 +215,7 @@ def test_a_consumer_is_never_after_the_log_end(tmp_path: Path) -> None:
             assert store.table("t").offsets() == {0: (0, damaged.at)}, calls
             assert store.consumers == {"c": {"t": {0: damaged.at}}}, calls
         shutil.rmtree(world.path)
-        calls += 9
+        calls += every
 
 
 def test_an_open_commit_after_lost_batches_ends(tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ def test_after_each_round_a_copy_equals_a_restore(tmp_path: Path, seed: int) -> 
     leader.store.close()
 
 
-def test_a_copy_is_consistent_after_a_kill_at_every_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_a_copy_is_consistent_after_a_kill_at_every_step(tmp_path: Path, rounds: int) -> None:
     leader = Leader(tmp_path / "s", 5)
 
     def pull(files: Files) -> None:

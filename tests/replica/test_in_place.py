@@ -377,7 +377,7 @@ def test_a_call_sees_one_moment_whatever_is_shipped_meanwhile(opened: Opened) ->
     client = ShipsAtEachLook(ship, opened.client.held)
     store = kvstore.StoreInReplica("memory://x", client=client, directory=opened.cache, clock=FastClock())
     table, keys = store.table("pairs"), [(1, k) for k in range(9)]
-    for _ in range(3):
+    for _ in range(2):
         for rows in (table.prefix_lookup([1]), table.lookup(keys), table.scan().read_all()):
             assert len(rows) == 9
             assert len(set(rows["v"].to_pylist())) == 1

@@ -99,7 +99,7 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
 
 @pytest.mark.parametrize(
     ("after", "kill"),
-    [(1, Killed), (7, Killed), (3, lambda: Unavailable("no"))],
+    [(1, Killed), pytest.param(7, Killed, marks=pytest.mark.long), (3, lambda: Unavailable("no"))],
     ids=["killed after 1", "killed after 7", "download failed"],
 )
 def test_a_copy_is_created_though_its_follower_is_killed_after_some_objects(

@@ -60,7 +60,7 @@ def test_the_longest_range_contains_the_merged_ones() -> None:
     assert dict(covered(small)) == {}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_a_merged_replica_restores_the_same_store(tmp_path: Path, seed: int) -> None:
     random, objects = Random(seed), Objects()
     with kvstore.open(tmp_path / "s") as store:

@@ -190,7 +190,7 @@ def test_a_replica_with_any_retention_restores_what_it_promises(tmp_path: Path, 
     history = History(tmp_path / "s", seed, retention=own, buckets=random.choice([1, 3]))
     kept_ms = max(KEPT, own or KEPT) // dt.timedelta(milliseconds=1)
     began, restores = history.clock.now, 0
-    for step in range(90):
+    for step in range(60):
         history.step(random.choice([1, 20_000, MINUTE_MS, 3 * MINUTE_MS]))
         if random.random() < 0.1:
             history.store.create_table(f"u{step}", SCHEMA, "k").upsert([{"k": 1, "v": step}])

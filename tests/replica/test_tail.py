@@ -106,7 +106,7 @@ def test_a_followed_table_ends_where_one_that_is_loaded_now_does(tmp_path: Path,
     shown.store.close()
 
 
-def changes(tail: ReplicaTail, client: Objects, before: dict[int, int]) -> list[dict[str, Any]]:
+def changes_after(tail: ReplicaTail, client: Objects, before: dict[int, int]) -> list[dict[str, Any]]:
     """Changes after some offsets."""
     table = tail.table
     reader = ReplicaReader(client, table.store_id, table.definition)
@@ -134,7 +134,7 @@ def test_a_poll_costs_the_same_after_many_shipments(tmp_path: Path, shipments: i
                 assert sorted(name.split("/")[0] for name in client.asked) == ["TOLD", "catalog", "tables", "tables"]
                 assert client.listings == 3
                 assert len(client.listed) == 3, "names that were known are not listed"
-                assert len(changes(tail, objects, before)) == (12 if number == 1 else 16)
+                assert len(changes_after(tail, objects, before)) == (12 if number == 1 else 16)
                 tail.forget({bucket: Offset(end) for bucket, end in tail.table.ends().items()})
                 client.asked, client.listings = [], 0
                 assert tail.poll() is tail.table
@@ -162,7 +162,7 @@ def test_ranges_that_were_merged_while_nothing_was_polled(tmp_path: Path) -> Non
         client.asked = []
         assert tail.poll().ends() == {0: 60}
         assert "STORE" not in client.asked, "it was loaded again"
-        assert [row["k"] for row in changes(tail, objects, before)] == list(range(rows + 1, 60))
+        assert [row["k"] for row in changes_after(tail, objects, before)] == list(range(rows + 1, 60))
 
 
 def test_a_hole_is_an_error_and_a_failed_request_is_tried_again(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_rounds_beside_transactions(store: kvstore.Store, tmp_path: Path) -> Non
     try:
         seen: list[Any] = []
         with kvstore.follow(str(tmp_path / "r"), tmp_path / "copy") as follower:
-            for _ in range(6):
+            for _ in range(3):
                 replica.ship()
                 follower.pull()
                 with kvstore.open(tmp_path / "copy", read_only=True) as copy:

@@ -70,7 +70,7 @@ def test_a_vacuum_that_is_stopped_leaves_a_right_table(
     assert read(host.table, tmp_path)[0] == {1: 2**40 - 1}
 
 
-@pytest.mark.parametrize("base", [0, 1, 7, 15, 27, 29, 30, 31, 32, 33, 38])
+@pytest.mark.parametrize("base", [0, 15, 30, 31, 38])
 def test_an_epoch_that_was_too_late_is_passed_over(objects: Dated, host: Host, tmp_path: Path, base: int) -> None:
     old = host.table.epoch(base)
     assert old is not None

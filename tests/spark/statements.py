@@ -182,7 +182,7 @@ def source_of(rows: list[Row]) -> str:
     return "SELECT id AS k, '' AS s, 0 AS n FROM range(0)"
 
 
-def rows_of(random: Random, count: int) -> list[Row]:
+def some_rows(random: Random, count: int) -> list[Row]:
     """Rows of different keys."""
     return [
         (k, random.choice([None, "a", "abc", "b"]), random.choice([None, *range(10)]))
@@ -210,15 +210,15 @@ def statement(random: Random, limit: int | None = None) -> Statement:
             return update(random.choice(ASSIGNMENTS), below(limit, random.choice(CONDITIONS)))
         case 3:
             if random.random() < 0.5:
-                rows = rows_of(random, random.randrange(12))
+                rows = some_rows(random, random.randrange(12))
                 return overwrite(rows) if random.random() < 0.5 else replace_where(random.choice(COMPARISONS), rows)
-            return random.choice([insert(rows_of(random, 5)), insert_keys(random.sample(range(24), 3))])
+            return random.choice([insert(some_rows(random, 5)), insert_keys(random.sample(range(24), 3))])
     clauses: list[tuple[Condition, Assignment | None]]
     simple = [below(limit, each) for each in SIMPLE]
     clauses = [(random.choice(simple), random.choice([TAKEN, TAKEN, None, *ASSIGNMENTS[:4]])) for _ in range(2)]
     others = [(random.choice(simple), random.choice([None, *ASSIGNMENTS])) for _ in range(random.randrange(2))]
     on = ("true", lambda *_: True) if random.random() < 0.8 else SIMPLE[2]
-    source = rows_of(random, 8)
+    source = some_rows(random, 8)
     if random.random() < 0.2:  # Spark plans it as an INSERT, and does not count the rows of a key
         again = [(source[0][0], "again", 0)] if random.random() < 0.5 else []
         return merge(source + again, ("true", lambda *_: True), [], True, [])

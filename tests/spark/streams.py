@@ -16,6 +16,19 @@ from kvstore.spark.read.stream import KvStoreStreamReader
 Rows = list[dict[str, Any]]
 
 
+def place_of(row: dict[str, Any]) -> tuple[int, int]:
+    return row["_bucket"], row["_log_offset"]
+
+
+def in_order(rows: Rows) -> Rows:
+    return sorted(rows, key=lambda row: (*place_of(row), row.get("k", 0)))
+
+
+def changes(table: kvstore.ReadTable, start: Any, columns: list[str] | None = None) -> Rows:
+    """What Python reads from a start, in the order of ``in_order``."""
+    return in_order([row for batch in table.changelog(start, columns=columns) for row in batch.to_pylist()])
+
+
 class Died(Exception):
     """The query died."""
 

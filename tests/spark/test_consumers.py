@@ -21,7 +21,7 @@ from kvstore.commit.consumers import LEASE_SECONDS
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, UnsupportedOperation
 from kvstore.spark import KvStoreSource
 from kvstore.store.store import Store
-from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
+from tests.spark.streams import EVERYTHING, Query, Rows, changes, in_order, place_of, reader_of
 from tests.support.clocks import SetClock
 from tests.support.examples import slow
 
@@ -70,14 +70,6 @@ def short(tmp_path: Path) -> Iterator[Short]:
         short.store.close()
 
 
-def changes(table: kvstore.Table, start: Any) -> Rows:
-    return sorted((row for batch in table.changelog(start) for row in batch.to_pylist()), key=place_of)
-
-
-def place_of(row: dict[str, Any]) -> tuple[int, int, int]:
-    return row["_bucket"], row["_log_offset"], row["k"]
-
-
 def test_a_stream_that_is_stopped_while_the_log_expires_loses_nothing(short: Short) -> None:
     with_name, without = short.query(), short.query()
     del without.options["consumer"]
@@ -92,7 +84,7 @@ def test_a_stream_that_is_stopped_while_the_log_expires_loses_nothing(short: Sho
     assert short.starts == then
     with_name.run()
     with_name.stop()
-    assert sorted(with_name.rows(), key=place_of) == sorted(expected, key=place_of)
+    assert in_order(with_name.rows()) == in_order(expected)
     short.expire()
     assert all(start > then[bucket] for bucket, start in short.starts.items())
     with pytest.raises(OffsetOutOfRange, match="failOnDataLoss"):
@@ -113,7 +105,7 @@ def test_where_a_stream_starts_is_kept_before_its_first_batch_is_done(short: Sho
     short.expire()
     query.run()
     query.stop()
-    assert sorted(query.rows(), key=place_of) == sorted(expected, key=place_of)
+    assert in_order(query.rows()) == in_order(expected)
 
 
 steps = st.one_of(
@@ -139,7 +131,7 @@ def test_whatever_expires_and_dies_every_change_is_had_once(
         for verb, what in [*during, ("trigger", None)]:
             if verb == "write":
                 short.write(what)
-                written |= {place_of(row): row for row in changes(short.table, "earliest")}
+                written |= {(*place_of(row), row["k"]): row for row in changes(short.table, "earliest")}
             elif verb == "expire":
                 short.expire()
             elif verb == "restart":
@@ -152,7 +144,7 @@ def test_whatever_expires_and_dies_every_change_is_had_once(
         short.expire()
         assert begun is not None
         expected = [row for place, row in sorted(written.items()) if place[1] >= begun[place[0]]]
-        assert sorted(query.rows(), key=place_of) == expected
+        assert in_order(query.rows()) == expected
         short.store.close()
 
 

@@ -48,12 +48,14 @@ def damaged(store_path: Path) -> Path:
     return store_path
 
 
-def changes(spark: SparkSession, path: Path) -> DataFrame:
+def read_changes(spark: SparkSession, path: Path) -> DataFrame:
     return spark.read.format("kvstore").options(path=str(path), table="t$changelog").load()
 
 
 def test_a_task_that_reads(spark: SparkSession, damaged: Path) -> None:
-    assert shown(changes(spark, damaged).collect).startswith("kvstore.errors.CorruptBatch: A batch fails its checksum;")
+    assert shown(read_changes(spark, damaged).collect).startswith(
+        "kvstore.errors.CorruptBatch: A batch fails its checksum;"
+    )
 
 
 def test_a_frame_of_an_open_table(spark: SparkSession, damaged: Path) -> None:

@@ -40,7 +40,7 @@ KILLS = {"merge": (6, 7, 7), "replace": (10, 10, 30)}
 """Numbers of killed drivers, executors and helpers."""
 
 
-def rows_of(path: Path) -> dict[int, int]:
+def values_in(path: Path) -> dict[int, int]:
     """The rows that another process finds, and completes an open commit for."""
     with kvstore.open(path) as store:
         assert store.list_tables() == ["t"]
@@ -77,9 +77,9 @@ def test_a_helper_that_is_killed_in_the_middle_of_a_statement(
         number = 0 if failed else 1
         if failed:
             assert "The helper process of kvstore ended" in failed[0]
-        assert rows_of(store_path) in (rows_after(number), rows_after(1))
+        assert values_in(store_path) in (rows_after(number), rows_after(1))
         run(statement.format(number=2))  # another helper takes over
-    assert rows_of(store_path) == rows_after(2)
+    assert values_in(store_path) == rows_after(2)
 
 
 @pytest.mark.long
@@ -153,7 +153,7 @@ def outcome(process: subprocess.Popen[str]) -> str:
 
 def kept(path: Path, *numbers: int) -> int:
     """The number of the statement whose rows the table has; it must be one of these."""
-    found = rows_of(path)
+    found = values_in(path)
     (number,) = set(found.values())
     assert found == rows_after(number)
     assert number in numbers

@@ -22,7 +22,7 @@ from kvstore.spark.read.batch import KvStoreReader
 from kvstore.spark.source import KvStoreSource
 from tests.conftest import OpenStore
 from tests.spark.catalogs import catalog_of
-from tests.spark.statements import SIMPLE, TAKEN, Rows, below, merge, rows_of
+from tests.spark.statements import SIMPLE, TAKEN, Rows, below, merge, some_rows
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("s", pa.string()), pa.field("n", pa.int32())])
 MANY = 30_000
@@ -178,7 +178,7 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
         random = Random(5)
         simple = [below(24, each) for each in SIMPLE]
         for _ in range(5):
-            source = rows_of(random, 8)
+            source = some_rows(random, 8)
             clauses = [(random.choice(simple), random.choice([TAKEN, None]))]
             given = merge(source, ("true", lambda *_: True), clauses, True, [])
             expected_rows = given.delta(rows).apply(rows)

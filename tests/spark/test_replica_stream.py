@@ -15,7 +15,7 @@ import kvstore
 from kvstore.errors import CorruptData, MissingVersion, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.replica.read.table import ReplicaTable
 from kvstore.spark import KvStoreSource
-from tests.spark.streams import Query, Rows
+from tests.spark.streams import Query, Rows, changes, in_order, place_of
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,7 @@ class Shipped:
         return Query({"path": self.place.as_uri(), "table": "t$changelog", **options})
 
     def changes(self, start: Any = "earliest") -> Rows:
-        return in_order([row for batch in self.table.changelog(start) for row in batch.to_pylist()])
+        return changes(self.table, start)
 
     def object_of(self, bucket: int) -> Path:
         """The newest object of a bucket."""
@@ -62,14 +62,6 @@ def shipped(tmp_path: Path) -> Any:
     found = Shipped(tmp_path)
     with found.store:
         yield found
-
-
-def place_of(row: dict[str, Any]) -> tuple[int, int]:
-    return row["_bucket"], row["_log_offset"]
-
-
-def in_order(rows: Rows) -> Rows:
-    return sorted(rows, key=lambda row: (row["_bucket"], row["_log_offset"], row["k"]))
 
 
 @pytest.mark.parametrize(("start", "most"), [("full", None), ("full", "3"), ("earliest", "3"), ("latest", None)])

@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -28,7 +27,7 @@ from kvstore.spark import KvStoreSource
 from logformat.replica.shared_table import definition_name
 from tests.cli.commands import fine, run
 from tests.shared.hosts import SCHEMA, Host, created, upserts
-from tests.spark.streams import Query, Rows
+from tests.spark.streams import Query, Rows, in_order, place_of
 
 pytestmark = pytest.mark.spark
 
@@ -65,10 +64,6 @@ class Shared:
 @pytest.fixture
 def shared(tmp_path: Path) -> Shared:
     return Shared(tmp_path)
-
-
-def in_order(rows: Rows) -> Rows:
-    return sorted(rows, key=lambda row: (*place_of(row), row.get("k")))
 
 
 @pytest.mark.parametrize(("start", "most"), [("full", None), ("full", "3"), ("earliest", "3"), ("latest", None)])
@@ -159,10 +154,6 @@ def test_spark_streams_from_a_shared_table(spark: SparkSession, shared: Shared, 
         writer = writer.foreachBatch(lambda rows, _: seen.extend(rows.toArrow().to_pylist()))
         writer.trigger(availableNow=True).start().awaitTermination()
     assert sorted(seen, key=place_of) == shared.changes(table="t$binlog")
-
-
-def place_of(row: dict[str, Any]) -> tuple[int, int]:
-    return row["_bucket"], row["_log_offset"]
 
 
 @pytest.mark.spark_more

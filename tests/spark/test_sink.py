@@ -36,7 +36,7 @@ def copy(spark: SparkSession, store: kvstore.Store, checkpoint: Path, **options:
     query.awaitTermination()
 
 
-def rows_of(table: kvstore.Table) -> list[dict[str, Any]]:
+def rows_by_key(table: kvstore.Table) -> list[dict[str, Any]]:
     return sorted(rows_by_bucket(table), key=lambda row: row[table.schema.names[0]])
 
 
@@ -62,7 +62,7 @@ def test_a_frame_becomes_rows_in_one_commit(frame: DataFrame, store: kvstore.Sto
     table.upsert([{"k": 7, "s": "before", "v": None}, {"k": -1, "s": "stays", "v": None}])
     ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
     save(frame.repartition(4), store, "t")
-    assert rows_of(table) == sorted([*ROWS, {"k": -1, "s": "stays", "v": None}], key=lambda row: row["k"])
+    assert rows_by_key(table) == sorted([*ROWS, {"k": -1, "s": "stays", "v": None}], key=lambda row: row["k"])
     versions = {(b["_bucket"][0].as_py(), *b["_commit_version"].unique().to_pylist()) for b in table.changelog(ends)}
     assert versions == set(ends.items())
     assert not staged_files(store)
@@ -75,7 +75,7 @@ def test_every_type_goes_there_and_back(spark: SparkSession, store: kvstore.Stor
     table.upsert([{"k": 2} | dict.fromkeys(EVERY_TYPE)])
     table.flush()
     save(load(spark, store, "t"), store, "u")
-    assert rows_of(copied) == rows_of(table)
+    assert rows_by_key(copied) == rows_by_key(table)
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def test_the_program_that_drives_spark_writes_too(frame: DataFrame, store: kvsto
         while len(done) < count + 10:
             time.sleep(0.01)
     assert table.count() == len(ROWS) + len(done)
-    assert [row["k"] for row in rows_of(table)] == list(range(-len(done), len(ROWS)))
+    assert [row["k"] for row in rows_by_key(table)] == list(range(-len(done), len(ROWS)))
 
 
 @pytest.mark.spark_more
@@ -123,7 +123,7 @@ def test_a_job_that_fails_leaves_nothing(frame: DataFrame, store: kvstore.Store)
         save(unfit, store, "t")
     assert table.offsets() == {0: (0, 0), 1: (0, 0)}
     save(frame, store, "t")
-    assert rows_of(table) == ROWS
+    assert rows_by_key(table) == ROWS
     # A task that was running when the others gave up may have left its file; that is all.
     assert all(paths.is_task_file(name) for name in staged_files(store))
 
@@ -136,7 +136,7 @@ def test_a_transaction_takes_place_once(frame: DataFrame, store: kvstore.Store) 
     save(frame, store, "t", txnId="load of today")
     assert table.offsets() == ends
     save(frame, store, "t", txnId="load of tomorrow")
-    assert rows_of(table) == ROWS
+    assert rows_by_key(table) == ROWS
 
 
 def test_change_types_say_what_a_row_does(spark: SparkSession, store: kvstore.Store) -> None:
@@ -148,14 +148,14 @@ def test_change_types_say_what_a_row_does(spark: SparkSession, store: kvstore.St
         [(k, kind, text, None) for k, kind, text in changes], "k long, _change_type string, s string, v double"
     )
     save(frame, store, "t")
-    assert {row["k"]: row["s"] for row in rows_of(table)} == {1: "new", 3: "old", 4: "new", 5: "new"}
+    assert {row["k"]: row["s"] for row in rows_by_key(table)} == {1: "new", 3: "old", 4: "new", 5: "new"}
 
 
 def test_overwriting_replaces_all_rows_and_tells_what_went(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     table.upsert([{"k": k, "s": "old", "v": None} for k in (-3, -2, 0)])
     save(frame, store, "t", mode="overwrite")
-    assert rows_of(table) == ROWS
+    assert rows_by_key(table) == ROWS
     deleted = [row["k"] for b in table.changelog() for row in b.to_pylist() if row["_change_type"] == "delete"]
     assert sorted(deleted) == [-3, -2]
     save(frame.where("k < 0"), store, "t", mode="overwrite")
@@ -170,7 +170,7 @@ def test_into_a_log_table_and_with_sql(spark: SparkSession, frame: DataFrame, st
     spark.sql(f"CREATE TEMPORARY VIEW t_view USING kvstore OPTIONS (path '{store.path}', `table` 't')")
     spark.sql("INSERT INTO t_view VALUES (1, 'a', 0.5), (2, null, null)")
     spark.sql("DROP VIEW t_view")
-    assert rows_of(table) == [{"k": 1, "s": "a", "v": 0.5}, {"k": 2, "s": None, "v": None}]
+    assert rows_by_key(table) == [{"k": 1, "s": "a", "v": 0.5}, {"k": 2, "s": None, "v": None}]
 
 
 def test_a_stream_copies_a_table_and_every_change_once(
@@ -183,7 +183,7 @@ def test_a_stream_copies_a_table_and_every_change_once(
         table.delete(list(range(10 * step, 10 * step + 3)))
         table.flush()
         copy(spark, store, tmp_path / "c", writer="copy")
-        assert rows_of(copied) == rows_of(table)
+        assert rows_by_key(copied) == rows_by_key(table)
     kinds = [row["_change_type"] for b in copied.changelog() for row in b.to_pylist()]
     # Each batch is one commit, so of what happened to a key in it all changes are there.
     assert kinds.count("insert") == 27 + 10 + 10
@@ -191,9 +191,9 @@ def test_a_stream_copies_a_table_and_every_change_once(
     assert not staged_files(store)
     with pytest.raises(StreamingQueryException, match="Another run applies epochs under this name"):
         copy(spark, store, tmp_path / "new", writer="copy")
-    assert rows_of(copied) == rows_of(table)
+    assert rows_by_key(copied) == rows_by_key(table)
     copy(spark, store, tmp_path / "newer", writer="copy", takeover="true")
-    assert rows_of(copied) == rows_of(table)
+    assert rows_by_key(copied) == rows_by_key(table)
     copy(spark, store, tmp_path / "of its own")
     assert len(copied.writers) == 2
 
@@ -209,7 +209,7 @@ def test_a_stream_goes_on_after_its_target_has_gained_a_column(
         copy(spark, store, tmp_path / "c", writer="copy")
         if k == 0:
             store.add_columns("u", [pa.field("more", pa.int64())])
-    assert rows_of(copied) == [row | {"more": None} for row in rows_of(table)]
+    assert rows_by_key(copied) == [row | {"more": None} for row in rows_by_key(table)]
 
 
 @pytest.mark.spark_more
@@ -223,7 +223,7 @@ def test_an_aggregate_is_kept_in_a_table(spark: SparkSession, store: kvstore.Sto
         query = changes.groupBy("s").count().withColumnRenamed("count", "n").writeStream.outputMode("complete")
         query = query.format("kvstore").options(path=str(store.path), table="counts")
         query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
-        assert {row["s"]: row["n"] for row in rows_of(counts)} == expected
+        assert {row["s"]: row["n"] for row in rows_by_key(counts)} == expected
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused_before_any_task(
 def test_a_nullable_column_that_a_frame_does_not_have_is_null(frame: DataFrame, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     save(frame.drop("v"), store, "t")
-    assert {row["v"] for row in rows_of(table)} == {None}
+    assert {row["v"] for row in rows_by_key(table)} == {None}
     assert table.count() == frame.count()
 
 
@@ -287,4 +287,4 @@ def test_old_files_of_tasks_go(frame: DataFrame, store: kvstore.Store, monkeypat
     monkeypatch.setattr(staged, "OLD_SECONDS", -1)
     staged.sweep(store.path)
     assert staged_files(store) == ["notes"]
-    assert listed(frame, "k") == rows_of(table)
+    assert listed(frame, "k") == rows_by_key(table)

@@ -50,7 +50,7 @@ def run(spark: SparkSession, store: kvstore.Store) -> Iterator[Run]:
         yield run
 
 
-def rows_of(table: kvstore.Table) -> Rows:
+def values_of(table: kvstore.Table) -> Rows:
     return {row["k"]: (row["s"], row["n"]) for row in table.scan().read_all().to_pylist()}
 
 
@@ -65,7 +65,7 @@ def check(run: Run, table: kvstore.Table, given: Statement, rows: Rows) -> Rows:
         assert table.offsets() == before
         return rows
     run(given.sql)
-    assert rows_of(table) == expected, given.sql
+    assert values_of(table) == expected, given.sql
     return expected
 
 
@@ -129,11 +129,11 @@ def test_the_table_numbers_rows_that_statements_insert(run: Run, store: kvstore.
     run("UPDATE kv.t SET s = 'x'")
     new = "(SELECT * FROM VALUES (2), (3) AS v(k)) AS x"
     run(f"MERGE INTO kv.t AS t USING {new} ON t.k = x.k WHEN NOT MATCHED THEN INSERT (k, s) VALUES (x.k, '')")
-    assert rows_of(table) == {1: ("x", 1), 2: ("x", 2), 3: ("", 3)}
+    assert values_of(table) == {1: ("x", 1), 2: ("x", 2), 3: ("", 3)}
     run("UPDATE kv.t SET k = 9 WHERE k = 1")
-    assert rows_of(table) == {9: ("x", 4), 2: ("x", 2), 3: ("", 3)}
+    assert values_of(table) == {9: ("x", 4), 2: ("x", 2), 3: ("", 3)}
     run("UPDATE kv.t SET k = k + 1 WHERE k < 4")  # 3 becomes 4, and 2 takes the place of 3
-    assert rows_of(table) == {9: ("x", 4), 3: ("x", 3), 4: ("", 5)}
+    assert values_of(table) == {9: ("x", 4), 3: ("x", 3), 4: ("", 5)}
 
 
 @pytest.mark.spark_more
@@ -141,17 +141,17 @@ def test_an_update_that_assigns_a_number_of_the_table_is_refused(run: Run, store
     table = store.create_table("t", SCHEMA.set(2, pa.field("n", pa.int64())), "k", auto_increment="n", buckets=2)
     table.upsert([{"k": k, "s": "a"} for k in range(4)])
     table.flush()
-    before = rows_of(table)
+    before = values_of(table)
     message = "(?s)InvalidRequest: The table fills this column, .* column=n key=.* number=.* given=100"
     source = "(SELECT 2 AS k, 'b' AS s, CAST({} AS BIGINT) AS n) AS x"
     merge = f"MERGE INTO kv.t USING {source} ON t.k = x.k WHEN MATCHED THEN UPDATE SET *"
     for sql in ("UPDATE kv.t SET n = 100, s = 'b' WHERE k > 1", merge.format("100")):
         with pytest.raises(QueryExecutionException, match=message):
             run(sql)
-        assert rows_of(table) == before
+        assert values_of(table) == before
     run("UPDATE kv.t SET n = n, s = 'b' WHERE k = 1")
     run(merge.format("NULL"))
-    assert rows_of(table) == before | {1: ("b", before[1][1]), 2: ("b", before[2][1])}
+    assert values_of(table) == before | {1: ("b", before[1][1]), 2: ("b", before[2][1])}
 
 
 def test_an_update_of_a_row_that_has_another_number_by_now_conflicts(store: kvstore.Store) -> None:
@@ -226,7 +226,7 @@ def test_a_statement_conflicts_with_a_write_of_its_rows_while_it_runs(
         may_end.touch()
         with pytest.raises(QueryExecutionException, match="Conflict: Rows that the statement changes have changed"):
             running.result()
-    assert rows_of(table) == {5: ("beside", 2), 7: ("beside", 2)}
+    assert values_of(table) == {5: ("beside", 2), 7: ("beside", 2)}
 
 
 def job_of(store: kvstore.Store, table: kvstore.Table) -> WriteJob:
@@ -255,17 +255,17 @@ def test_a_statement_fails_if_one_of_its_keys_was_written_since_it_was_read(stor
     if other == "nothing":
         job.commit(staged)
         expected = {0: "updated", 1: "updated", 3: "beside", 4: "before", 5: "beside", 7: "inserted", 8: "beside"}
-        assert {k: s for k, (s, _) in rows_of(table).items()} == expected
+        assert {k: s for k, (s, _) in values_of(table).items()} == expected
         return
     if other == "upsert":
         table.upsert({"k": 7, "s": "beside", "n": 0})
     else:
         table.delete([2])
-    before = rows_of(table), table.offsets()
+    before = values_of(table), table.offsets()
     with pytest.raises(kvstore.errors.Conflict, match="changed since it has read them") as refused:
         job.commit(staged)
     assert refused.value.keys == [{"k": 7 if other == "upsert" else 2}]
-    assert (rows_of(table), table.offsets()) == before
+    assert (values_of(table), table.offsets()) == before
 
 
 @pytest.mark.parametrize("late_key", [7, 1])
@@ -294,7 +294,7 @@ def test_other_writers_wait_only_while_a_commit_checks_the_newest_changes(
     monkeypatch.setattr(TableParts, "keys_changed", counted)
     with nullcontext() if late_key == 7 else pytest.raises(kvstore.errors.Conflict, match="run it again"):
         job.commit(staged)
-    assert rows_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))
+    assert values_of(table)[1] == (("updated", 1) if late_key == 7 else ("late", 0))
     assert checked == [40, 2]  # an update is two changes
 
 
@@ -334,7 +334,7 @@ def test_an_insert_with_a_name_is_applied_once(store: kvstore.Store) -> None:
         rows = pa.RecordBatch.from_pylist([{"k": 1, "s": "", "n": attempt}], SCHEMA)
         staged = job.stage(iter([rows]), 0, attempt, None)
         commit(begun | {"staged": [encode(staged)]})
-    assert rows_of(table) == {1: ("", 0)}
+    assert values_of(table) == {1: ("", 0)}
     assert list(table.writers) == ["spark txn load"]
 
 

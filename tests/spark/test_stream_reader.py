@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadMaxBytes, ReadMaxRows
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, OffsetOutOfRange, SchemaMismatch, UnsupportedOperation
 from kvstore.spark import KvStoreSource
-from tests.spark.streams import EVERYTHING, Query, Rows, reader_of
+from tests.spark.streams import EVERYTHING, Query, changes, in_order, reader_of
 from tests.support.calls_made import calls_made
 from tests.support.examples import slow
 
@@ -30,14 +30,6 @@ steps = st.one_of(
     st.tuples(st.just("restart"), st.none()),
     st.tuples(st.just("column"), st.none()),
 )
-
-
-def in_order(rows: Rows) -> Rows:
-    return sorted(rows, key=lambda row: (row["_bucket"], row["_log_offset"], row.get("k", 0)))
-
-
-def changes(table: kvstore.Table, start: Any, columns: list[str]) -> Rows:
-    return in_order([row for batch in table.changelog(start, columns=columns) for row in batch.to_pylist()])
 
 
 class Writer:
@@ -145,7 +137,7 @@ def test_nothing_new_is_no_batch_and_costs_little(store: kvstore.Store) -> None:
     reader.stop()
 
 
-@pytest.mark.parametrize("most", [1, 3, 10, 1000])
+@pytest.mark.parametrize("most", [3, 10, *(pytest.param(most, marks=pytest.mark.long) for most in (1, 1000))])
 def test_a_limit_takes_from_every_bucket_and_cuts_no_commit(store: kvstore.Store, most: int) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=3)
     for k in range(60):
@@ -168,7 +160,7 @@ def test_a_large_table_is_copied_in_batches_of_the_limit(store: kvstore.Store) -
     table = store.create_table("t", SCHEMA, "k", buckets=2)
     table.upsert([{"k": k, "v": 0} for k in range(100)])
     table.flush()
-    copied = in_order([row for batch in table.changelog("full") for row in batch.to_pylist()])
+    copied = changes(table, "full")
     start = {bucket: end for bucket, (_, end) in table.offsets().items()}
     query = Query({"path": str(store.path), "table": "t$changelog", "maxOffsetsPerTrigger": "15"})
     for number in range(7):  # other rows come, change and go meanwhile

@@ -28,7 +28,7 @@ SCHEMA = {"k": "int64", "v": "int64"}
 Copy = dict[int, int]
 
 
-@pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 3], ids=["one bucket", "three buckets"])
 def table(request: pytest.FixtureRequest, store: kvstore.Store) -> kvstore.Table:
     table = store.create_table("t", SCHEMA, primary_key="k", buckets=request.param)
     table.upsert([{"k": k, "v": 0} for k in range(9)])

@@ -1,4 +1,4 @@
-"""How many examples a property takes that is slow: all of them in ``make test-long``, a fifth in ``make test``."""
+"""How many examples a property takes that is slow: all of them in ``make test-long``, few in ``make test``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from hypothesis import settings
 IS_LONG = settings().max_examples > 100
 
 
-def slow(examples: int, **others: Any) -> settings:
+def slow(examples: int, quick: int | None = None, **others: Any) -> settings:
     """Settings of a property of which each example takes long.
 
     Args:
         examples: In ``make test-long``.
+        quick: In ``make test``; a fifth of these if it is None.
         others: See ``hypothesis.settings``.
     """
-    return settings(max_examples=examples if IS_LONG else -(-examples // 5), **others)
+    few = -(-examples // 5) if quick is None else quick
+    return settings(max_examples=examples if IS_LONG else few, **others)

@@ -65,7 +65,7 @@ print([table[1], table[2], table.schema.names])
 """
 
 
-@pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 3], ids=["one bucket", "three buckets"])
 def table(store: kvstore.Store, request: pytest.FixtureRequest) -> Iterator[kvstore.Table]:
     table = store.create_table("t", SCHEMA, "k", buckets=request.param)
     table.upsert(ROWS)

@@ -34,7 +34,7 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int64()),
 ROWS = [{"k": k, "n": k % 7 if k % 5 else None, "s": f"{k:03}"} for k in range(300)]
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 3])
 def table(store: kvstore.Store, request: pytest.FixtureRequest) -> kvstore.Table:
     table = store.create_table("files", SCHEMA, "k", buckets=request.param)
     table.upsert(ROWS)

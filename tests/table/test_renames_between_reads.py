@@ -77,7 +77,7 @@ class Swaps:
             assert self.now() in possible, f"at read {nth}"
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 3])
 def pair(request: pytest.FixtureRequest, store: kvstore.Store) -> Swaps:
     return Swaps(store, ROWS, ["k"], ("v", "w"), buckets=request.param)
 
@@ -134,7 +134,7 @@ def test_a_patch_is_made_by_the_names_of_one_moment(pair: Swaps) -> None:
     before = {row["k"]: row for row in pair.now()}
     made = refused = 0
     for first in range(1, reads + 1):
-        for then in (None, first + 1, first + 2, reads):
+        for then in (None, first + 1, reads):
             patch = patch_of(pair, undo, {first: pair.swap} | ({} if then is None else {then: pair.swap}))
             if pair.is_swapped:
                 pair.swap()

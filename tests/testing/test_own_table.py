@@ -47,7 +47,7 @@ class OwnMachine(SequenceMachine):
 
 
 TestOwnTable = OwnMachine.TestCase
-TestOwnTable.settings = settings(max_examples=8, stateful_step_count=12)
+TestOwnTable.settings = settings(max_examples=5, stateful_step_count=12)
 
 
 @pytest.mark.long

@@ -29,7 +29,7 @@ SUMS: dict[str, Any] = {"primary_key": "k", "merge_engine": kvstore.Aggregate({"
 STOCK = {"item": "string not null", "left": "int64", "price": "double"}
 
 
-@pytest.fixture(params=[1, 3], ids=["one bucket", "three buckets"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.long), 3], ids=["one bucket", "three buckets"])
 def store(request: pytest.FixtureRequest, open_store: Callable[..., kvstore.Store]) -> kvstore.Store:
     store = open_store()
     store.create_table("orders", ORDERS, primary_key="id")
