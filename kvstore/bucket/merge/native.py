@@ -37,11 +37,13 @@ def merge_natively(
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
         names, listed = rows
-        made = native.make_few(rows, memtable.get(names), skips=skips)
+        known = request.stored if isinstance(request, SmallRequest) else None
+        old = [known[name] for name in names] if known and known.keys() >= set(names) else memtable.get(names)
+        made = native.make_few(rows, old, skips=skips)
     else:
         names, listed = rows.keys.to_list(), rows.values.to_list()
-        old = memtable.stored(rows.keys, names)
-        made = native.make(rows, Stored(*old) if isinstance(old, tuple) else old, skips=skips)
+        found = memtable.stored(rows.keys, names)
+        made = native.make(rows, Stored(*found) if isinstance(found, tuple) else found, skips=skips)
     if made is None:
         return None
     final = made.final.tolist()
