@@ -31,7 +31,9 @@ def decided(
         there = [(code, value or None) for code, value in zip(request.keys, values, strict=True)]
         if all(value is None or request.writes.rows.hash_of(code, value) is not None for code, value in there):
             operations = request.operations_on([value for _, value in there])
-            return None if operations is None else SmallRequest(operations, request.writes)
+            if operations is None:
+                return None
+            return SmallRequest(operations, request.writes, stored=dict(zip(request.keys, values, strict=True)))
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.

@@ -11,7 +11,7 @@ whatever their size (:meth:`EncodedWrites.encoded`); without it, Python does so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence as Several
+from collections.abc import Callable, Sequence as Several
 from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
+AS_DICTS_MAX = 1
+"""Up to so many rows of Arrow data take less time as dicts."""
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
@@ -69,6 +71,7 @@ class EncodedWrites:
     """Encoded writes of one table; see :func:`encoded_writes`.
 
     Attributes:
+        schema, schema_id: Of the table.
         rows, records: Codecs of stored rows and of batches.
         preimages: Whether the changelog has the rows that updates replace.
         tells_inserts: Whether it tells an insert from an update; else both are updates.
@@ -79,7 +82,7 @@ class EncodedWrites:
 
     def __init__(self, definition: TableDefinition, key: tuple[str, ...], *, has_kernel: bool) -> None:
         self._definition = definition
-        self.schema_id = definition.schema_id
+        self.schema, self.schema_id = definition.schema, definition.schema_id
         self.rows = FewRowsCodec(
             *(definition.schema, key, definition.schema_id), hash=library.row_hasher() if has_kernel else None
         )
@@ -108,17 +111,18 @@ class EncodedWrites:
 
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
-        rows = [data] if type(data) is dict else data
-        if type(rows) is not list or not 0 < len(rows) <= min(rows_max, ROWS_MAX) or set(map(type, rows)) != {dict}:
+        if type(data) is dict:
+            return _complete([self.rows.upsert(data)])
+        if type(data) is not list or not 0 < len(data) <= min(rows_max, ROWS_MAX) or set(map(type, data)) != {dict}:
             return None
-        return _complete(map(self.rows.upsert, rows))
+        return _complete(list(map(self.rows.upsert, data)))
 
     def deletes(self, keys: Any, rows_max: int) -> list[Operation] | None:
         """Operations that delete a key or a list of keys, values or tuples; None if one is another, or misfits."""
         listed = keys if type(keys) is list else [keys]
         if self._definition.options.delete_behavior != "allow" or not 0 < len(listed) <= min(rows_max, ROWS_MAX):
             return None
-        return _complete(map(self.rows.delete, listed))
+        return _complete(list(map(self.rows.delete, listed)))
 
     def takes(self, operations: Several[Operation]) -> bool:
         """Whether operations that another process sends are a small write."""
@@ -162,12 +166,14 @@ class EncodedWrites:
         """Whether the request does what the engine ``first_row`` does not."""
         return request.overwrite or request.changes.is_delete.true_count > 0
 
-    def arrow(self, data: Any, rows_max: int) -> Request | None:
+    def arrow(self, data: Any, rows_max: int) -> Request | SmallRequest | None:
         """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
         intake = self._intake
         rows = None if intake is None else intake.batch(data)
         if intake is None or rows is None or rows.num_rows > rows_max or bytes_of_rows(rows) > BATCH_BYTES:
             return None
+        if rows.num_rows <= AS_DICTS_MAX and (few := self.upserts(rows.to_pylist(), rows_max)) is not None:
+            return SmallRequest(few, self)
         encoded = encoded_rows(self._definition, rows)
         if encoded is None:
             return None
@@ -199,6 +205,7 @@ class SmallRequest:
         operations: At least one, but for a part of a commit.
         writes: Of the table's definition as it was when the request was made.
         writer_id, sequence, writer_epoch: See :class:`kvstore.request.request.Request`.
+        stored: What some keys have when its turn comes, empty where there is nothing, if that was looked up before.
     """
 
     operations: list[Operation]
@@ -207,6 +214,7 @@ class SmallRequest:
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
     writer_epoch: Epoch = NO_EPOCH
+    stored: dict[bytes, bytes] | None = None
 
     @property
     def count(self) -> int:
@@ -226,7 +234,7 @@ class SmallRequest:
         return Request(changes, self.writer_id, self.sequence, self.writer_epoch, None, schema_id=self.writes.schema_id)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class SmallConditional(ConditionalRequest):
     """A conditional request about a few keys, decided by the stored bytes.
 
@@ -287,11 +295,6 @@ def bytes_of(operations: Several[Operation]) -> int:
     return sum([len(each.value) for each in operations if each.value is not None])
 
 
-def _complete(operations: Iterable[Operation | None]) -> list[Operation] | None:
-    found, size = [], 0
-    for each in operations:
-        if each is None:
-            return None
-        found.append(each)
-        size += len(each.value or b"")
-    return found if size <= BYTES_MAX else None
+def _complete(operations: list[Operation | None]) -> list[Operation] | None:
+    found = [each for each in operations if each is not None]
+    return found if len(found) == len(operations) and bytes_of(found) <= BYTES_MAX else None

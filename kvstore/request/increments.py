@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Context, Decimal
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
+from kvstore.process.calls import Reply
 from kvstore.request.encoded import EncodedWrites, SmallConditional, encoded_writes
 from kvstore.request.row_layout import layout_of
 from kvstore.request.targets import schema_given
@@ -207,8 +209,12 @@ class Incremented:
             return None
         key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
         found = writes.rows.delete(key)
-        cells = [_Cell.of(writes, self._amounts, name) for name in self._amounts.of]
-        if found is None or None in cells or (type(self._key) is dict and len(self._key) != len(found.key)):
+        numbers = [(name, at) for name in self._amounts.of if (at := _number_at(writes, name)) is not None]
+        if (
+            found is None
+            or len(numbers) < len(self._amounts.of)
+            or (type(self._key) is dict and len(self._key) != len(found.key))
+        ):
             return None
         first = None if self._first is None else writes.upserts(self._first, 1)
         if self._first is not None and first is None:
@@ -218,7 +224,7 @@ class Incremented:
             (stored,) = there
             operation = None if first is None else first[0]
             if stored is not None:
-                sums = [(each.place, each.added(stored)) for each in cells if each is not None]
+                sums = [(at[0], self._sum_at(name, at, stored)) for name, at in numbers]
                 operation = writes.rows.changed(found.code, found.key, stored, sums)
             self._stored = operation
             return None if operation is None else [operation]
@@ -229,30 +235,23 @@ class Incremented:
             definition=self._definition,
             operations_on=operations_on,
             writes=writes,
+            answer=Reply(),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A number in the bytes of a row."""
-
-    name: str
-    amounts: Amounts
-    place: CellPlace
-    form: struct.Struct
-
-    @classmethod
-    def of(cls, writes: EncodedWrites, amounts: Amounts, name: str) -> _Cell | None:
-        kind, place = amounts.fields[name].type, writes.rows.place_of(name)
-        if place is None or pa.types.is_decimal(kind):
-            return None
-        return cls(name, amounts, place, struct.Struct(f"<{column_type(kind).struct_code(kind)}"))
-
-    def added(self, stored: bytes) -> bytes:
-        place = self.place
-        (value,) = self.form.unpack_from(stored, place.start)
+    def _sum_at(self, name: str, at: tuple[CellPlace, struct.Struct], stored: bytes) -> bytes:
+        place, form = at
+        (value,) = form.unpack_from(stored, place.start)
         value = None if stored[place.null_at] & place.null_bit else value
         try:
-            return self.form.pack(self.amounts.added(self.name, value))
+            return form.pack(self._amounts.added(name, value))
         except (struct.error, OverflowError) as error:
-            raise self.amounts.overflow(self.name, value) from error
+            raise self._amounts.overflow(name, value) from error
+
+
+@lru_cache(maxsize=1024)
+def _number_at(writes: EncodedWrites, name: str) -> tuple[CellPlace, struct.Struct] | None:
+    """Where the bytes of a row have the number of a column, and its form; None if they have none of plain form."""
+    kind, place = writes.schema.field(name).type, writes.rows.place_of(name)
+    if place is None or pa.types.is_decimal(kind):
+        return None
+    return place, struct.Struct(f"<{column_type(kind).struct_code(kind)}")

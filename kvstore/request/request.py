@@ -86,6 +86,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class ConditionalRequest:
     """A write that depends on the stored rows of some keys, as they are when its turn comes.
 
@@ -99,7 +100,7 @@ class ConditionalRequest:
     keys: list[bytes]
     decide: Callable[[TableDefinition, pa.RecordBatch], Changes | None]
     definition: TableDefinition
-    answer: Future[AppendResult | None] = field(default_factory=Answer)
+    answer: Reply[AppendResult | None] | Future[AppendResult | None] = field(default_factory=Answer)
 
     @property
     def size(self) -> int:

@@ -19,7 +19,7 @@ from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, StoreError, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import answer_of, uninterrupted, wait_for
+from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.scan import rows_where
 from kvstore.request.encoded import SmallConditional, encoded_writes
 from kvstore.request.partition import row_indices_by_bucket
@@ -50,7 +50,7 @@ def apply_if(
     """
     results_of: dict[BucketId, list[AppendResult]] = {}
     for batch in keys:
-        answers: dict[BucketId, Future[AppendResult | None]] = {}
+        answers: dict[BucketId, Future[AppendResult | None] | Reply[AppendResult | None]] = {}
         try:
             uninterrupted(_submit)(handles, definition, batch, decide, answers)
             for bucket, answer in answers.items():
@@ -71,7 +71,7 @@ def _submit(
     definition: TableDefinition,
     keys: pa.RecordBatch,
     decide: Decide,
-    answers: dict[BucketId, Future[AppendResult | None]],
+    answers: dict[BucketId, Future[AppendResult | None] | Reply[AppendResult | None]],
 ) -> None:
     for bucket, places in row_indices_by_bucket(definition, keys, BucketId(0)):
         encoded = layout_of(definition).encode_keys(keys if places is None else keys.take(places))
@@ -200,6 +200,7 @@ def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> t
         definition=definition,
         operations_on=lambda now: [operation] if now == [value] else None,
         writes=writes,
+        answer=Reply(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from tempfile import TemporaryFile
 
 import numpy as np
@@ -12,7 +13,7 @@ from kvstore.errors import CorruptData
 from kvstore.index.leaves import Leaves
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.request.native_rows import native_columns
+from kvstore.request.native_rows import few_rows_of, native_columns, rows_of_pairs
 from kvstore.request.row_layout import TableLayout
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.catalog.edits import TableOptions
@@ -116,10 +117,62 @@ def _hash(key: bytes, value: bytes) -> int:
 
 def native_rows_seeds() -> list[bytes]:
     """Rows of some values and of nulls."""
-    some = [1, 7, "text", True, b"raw" * 9, 3, 5, 0.5, 0.5, ""]
-    others = [2, None, None, None, b"", None, None, None, None, "x"]
-    columns = [
-        pa.array(pair).cast(kind) for pair, kind in zip(zip(some, others, strict=True), _SCHEMA.types, strict=True)
-    ]
-    rows = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+    rows = pa.RecordBatch.from_arrays([pa.array([1, 2]), *_some_columns()], schema=_SCHEMA)
     return _LAYOUT.encode_values(rows, key_sums(_LAYOUT.encode_keys(rows)), SchemaId(1))[0].to_list()
+
+
+def _some_columns() -> list[pa.Array]:
+    """Those outside the key, of two rows."""
+    some = [7, "text", True, b"raw" * 9, 3, 5, 0.5, 0.5, ""]
+    others = [None, None, None, b"", None, None, None, None, "x"]
+    return [
+        pa.array(pair).cast(kind) for pair, kind in zip(zip(some, others, strict=True), _SCHEMA.types[1:], strict=True)
+    ]
+
+
+_KEYED = pa.schema([pa.field("name", pa.string(), False), pa.field("at", pa.int32(), False), *_SCHEMA])
+_OF_PAIRS = TableLayout(TableDefinition(TableId(1), "t", {SchemaId(1): _KEYED}, ("name", "at", "k"), 1, TableOptions()))
+_BETWEEN = b"\n--\n"
+_BITS = {pa.float64(): pa.int64(), pa.float16(): pa.int16(), pa.string(): pa.binary()}
+"""Types whose values compare by their bytes."""
+
+
+def native_pairs(data: bytes) -> None:
+    """Three rows, the one in the middle with any bytes as its key and value, under a right checksum."""
+    key, _, value = data.partition(_BETWEEN)
+    words = value.ljust(WORD, b"\0")[: len(value) // WORD * WORD or WORD]
+    value = bytes(4) + SchemaId(1).to_bytes(2, "little") + words[6:]
+    value = (_hash(key, value) % 2**32).to_bytes(4, "little") + value[4:]
+    first, last = _pairs()
+    pairs = [first, (key, value), last]
+    decoder = few_rows_of(_OF_PAIRS, SchemaId(1), None)
+    found = None if decoder is None else decoder.decode(pairs)
+    with library.switched_off():
+        try:
+            expected = rows_of_pairs(_OF_PAIRS, pairs)
+        except CorruptData:
+            assert found is None
+            raise
+    if found is None:
+        is_right = _OF_PAIRS.encode_keys(expected)[1] == key  # Python decodes keys that it would not encode, too
+        assert library.kernel() is None or not is_right, "the kernel knows all that is right"
+        return
+    found.validate()
+    for column, its in zip(found.columns, expected.columns, strict=True):
+        bits = _BITS.get(its.type, its.type)
+        assert column.view(bits).equals(its.view(bits))
+
+
+@cache
+def _pairs() -> list[tuple[bytes, bytes]]:
+    """Keys and values of rows of some values and of nulls."""
+    columns = [pa.array(["", "a\0\1\2"]), pa.array([-1, 1 << 30], pa.int32()), pa.array([5, -5]), *_some_columns()]
+    rows = pa.RecordBatch.from_arrays(columns, schema=_KEYED)
+    keys = _OF_PAIRS.encode_keys(rows)
+    values, _ = _OF_PAIRS.encode_values(rows.select(_NAMES), key_sums(keys), SchemaId(1))
+    return list(zip(keys.to_list(), values.to_list(), strict=True))
+
+
+def native_pairs_seeds() -> list[bytes]:
+    """Each row of these."""
+    return [_BETWEEN.join(pair) for pair in _pairs()]

@@ -65,6 +65,7 @@ TARGETS = {
     "index_pages": Target(kernel_targets.index_pages, kernel_targets.index_pages_seeds, 3, 20),
     "scanned_pages": Target(kernel_targets.scanned_pages, kernel_targets.index_pages_seeds, 0.5, 20),
     "native_rows": Target(kernel_targets.native_rows, kernel_targets.native_rows_seeds, 1, 20),
+    "native_pairs": Target(kernel_targets.native_pairs, kernel_targets.native_pairs_seeds, 1, 20),
     "native_writes": Target(write_targets.native_writes, write_targets.native_writes_seeds, 0.5, 20),
     "native_few": Target(write_targets.native_few, write_targets.native_few_seeds, 0.5, 20),
     "rebuild": Target(segment_targets.rebuild, segment_targets.rebuild_seeds, 0.003, 15),

@@ -40,10 +40,12 @@ def merge_natively(
         return None
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
-        made = native.make_few(rows, memtable.get(rows.names), skips=skips)
+        names, known = rows.names, request.stored if isinstance(request, SmallRequest) else None
+        old = [known[name] for name in names] if known and known.keys() >= set(names) else memtable.get(names)
+        made = native.make_few(rows, old, skips=skips)
     else:
-        old = memtable.stored(rows.keys)
-        made = native.make(rows, Stored(*old) if isinstance(old, tuple) else old, skips=skips)
+        found = memtable.stored(rows.keys)
+        made = native.make(rows, Stored(*found) if isinstance(found, tuple) else found, skips=skips)
     if made is None:
         return None
 
