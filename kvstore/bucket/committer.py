@@ -35,7 +35,7 @@ import lmdb
 from kvstore.bucket.conditional import apply_in_order
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
-from kvstore.bucket.turn import Turn
+from kvstore.bucket.turn import Hold, Turn
 from kvstore.bucket.write_path import Applied, Outcome, WritePath
 from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
@@ -91,7 +91,7 @@ class _Flush:
 
 
 T = TypeVar("T")
-Item: TypeAlias = Submitted | Prepared | _Flush
+Item: TypeAlias = Submitted | Prepared | Hold | _Flush
 _BY_CALLER = Request, SmallRequest, SmallConditional, ComparedRequest
 
 
@@ -195,7 +195,7 @@ class Committer:
                 raise copy(self._ended)
             self._put(item)
 
-    def submit_durably(self, request: Submitted, *, here: bool = False) -> None:
+    def submit_durably(self, request: Submitted | Hold, *, here: bool = False) -> None:
         """Like :meth:`submit`, whatever the durability: all that the answer says is durable by then."""
         if self._options.durability != "sync":
             answer: Any = request.answer
@@ -286,7 +286,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while item is not None and not isinstance(item, (Prepared, _Flush)):
+        while item is not None and not isinstance(item, (Prepared, Hold, _Flush)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
@@ -302,6 +302,8 @@ class Committer:
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
+        if isinstance(item, Hold):
+            self._hold(item)
         if self.turn.left:
             with self._turn_taken():
                 pass
@@ -351,6 +353,21 @@ class Committer:
             else:
                 answer: Any = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
+
+    def _hold(self, hold: Hold) -> None:
+        """Wait for the next request of a sender, and do that one next."""
+        outcome = self._attempt(self._path.log.sync)
+        request = None
+        if isinstance(outcome, StoreError):
+            hold.answer.set_exception(outcome)
+        else:
+            hold.answer.set_result(None)
+            request = hold.next()
+        if request is None:
+            self._settled += 1
+        else:
+            self._in_hand = [request]
+            self._commit_group([request])
 
     # One request in its caller's thread
 
