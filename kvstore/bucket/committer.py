@@ -34,7 +34,7 @@ import lmdb
 
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.read_gate import ReadGate
-from kvstore.bucket.turn import Turn
+from kvstore.bucket.turn import Hold, Turn
 from kvstore.bucket.write_path import Applied, WritePath
 from kvstore.disk.address_space import shortage
 from kvstore.disk.lmdb_files import write_refusal
@@ -86,7 +86,7 @@ class _Work:
 
 
 T = TypeVar("T")
-Item: TypeAlias = Submitted | Prepared | _Work
+Item: TypeAlias = Submitted | Prepared | Hold | _Work
 
 
 class Committer:
@@ -175,13 +175,13 @@ class Committer:
         if self._ended is not None:
             raise copy(self._ended)
 
-    def submit(self, request: Submitted, *, here: bool = False) -> None:
+    def submit(self, request: Submitted | Hold, *, here: bool = False) -> None:
         """Submit a request. If its answer is an error, nothing of it was written.
 
         Args:
             here: Whether the caller's thread may do the work, if the bucket is idle: its caller waits for nothing else.
         """
-        if not (here and undisturbed(self._done_here, request)):
+        if not here or isinstance(request, Hold) or not undisturbed(self._done_here, request):
             self.put(request)
 
     def put(self, item: Item) -> None:
@@ -190,7 +190,7 @@ class Committer:
             self.check()
             self._put(item)
 
-    def submit_durably(self, request: Submitted, *, here: bool = False) -> None:
+    def submit_durably(self, request: Submitted | Hold, *, here: bool = False) -> None:
         """Like :meth:`submit`, whatever the durability: all that the answer says is durable by then."""
         if self._options.durability != "sync":
             answer: Any = request.answer
@@ -294,7 +294,7 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        while item is not None and not isinstance(item, (Prepared, _Work)):
+        while item is not None and not isinstance(item, (Prepared, Hold, _Work)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
@@ -310,6 +310,8 @@ class Committer:
         if isinstance(item, Prepared):
             self._take_part(item)
             self._settled += 1
+        if isinstance(item, Hold):
+            self._hold(item)
         if self.turn.left:
             with self._turn_taken():
                 pass
@@ -359,6 +361,21 @@ class Committer:
             else:
                 answer: Any = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
+
+    def _hold(self, hold: Hold) -> None:
+        """Wait for the next request of a sender, and do that one next."""
+        outcome = self._attempt(self._path.log.sync)
+        request = None
+        if isinstance(outcome, StoreError):
+            hold.answer.set_exception(outcome)
+        else:
+            hold.answer.set_result(None)
+            request = hold.next()
+        if request is None:
+            self._settled += 1
+        else:
+            self._in_hand = [request]
+            self._commit_group([request])
 
     # One request in its caller's thread
 

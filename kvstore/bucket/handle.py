@@ -23,6 +23,7 @@ from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
+from kvstore.bucket.turn import Hold
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
 from kvstore.errors import (
@@ -127,7 +128,7 @@ class BucketHandle:
                 if not self._gave_up(engine):
                     raise
 
-    def take_in(self, request: Submitted, *, here: bool = False) -> bool:
+    def take_in(self, request: Submitted | Hold, *, here: bool = False) -> bool:
         """Have a request of another process answered, once what it has found and written is durable.
 
         False if this process does not own the bucket.

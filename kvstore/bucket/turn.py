@@ -1,12 +1,24 @@
-"""The turn to change a bucket: the committer's thread has it, or a caller's thread that finds the bucket idle."""
+"""The turn to change a bucket: the committer's thread has it, or a caller's thread that finds the bucket idle.
+
+A sender whose conditions are out of date whenever their turn comes gets a :class:`Hold`: once its turn has come, the
+bucket changes nothing before its next request is there, or the time is over. So the sender decides by rows that are
+still the same when its request is applied.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from kvstore.errors import StoreError
+from kvstore.process.calls import Answer
+from kvstore.request.encoded import Submitted
+
+HOLD_SECONDS = 0.1
+"""How long a bucket waits: a sender needs a hundredth of it, unless it is busy."""
 
 
 class Turn:
@@ -41,3 +53,29 @@ class Turn:
         """End a turn of a caller's thread."""
         self.is_callers = False
         self._changing.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A hold of a bucket.
+
+    Attributes:
+        answer: Set once the bucket waits, and all that was written before is durable.
+    """
+
+    answer: Future[None] = field(default_factory=Answer)
+    _next: Future[Submitted | None] = field(default_factory=Future)
+
+    def go_on(self, request: Submitted | None) -> bool:
+        """Give the next request, or None to give the bucket up; False if the time is over, or it was given before."""
+        if self._next.done() or not self._next.set_running_or_notify_cancel():
+            return False
+        self._next.set_result(request)
+        return True
+
+    def next(self) -> Submitted | None:
+        """The next request; None if none comes in time."""
+        try:
+            return self._next.result(HOLD_SECONDS)
+        except TimeoutError:
+            return None if self._next.cancel() else self._next.result()  # it comes at this moment

@@ -85,7 +85,6 @@ class Request:
         return bytes_of(self.changes.rows) if self.encoded is None else int(self.encoded.values.offsets[-1])
 
 
-@dataclass(frozen=True, slots=True)
 @dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class ConditionalRequest:
     """A write that depends on the stored rows of some keys, as they are when its turn comes.

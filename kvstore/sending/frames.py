@@ -58,6 +58,10 @@ class Kind(IntEnum):
     TRANSACTED = 13
     CHANGED = 14
     """A row that a transaction has read is another one; nothing was written."""
+    HOLD = 15
+    """Answered by UNCHANGED as a BARRIER is; then the bucket waits for a write of the same number, for a short time."""
+    GIVE_UP = 16
+    """In place of this write: there is nothing to write. It gets no answer."""
 
 
 class BadFrame(Exception):

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.turn import Hold
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import Call, CallerInterrupted
@@ -229,6 +230,7 @@ class _Connection:
         self._buffer = bytearray()
         self._mutex = threading.Lock()
         self._waiting = self._waiting_bytes = 0
+        self._hold: tuple[int, Hold] | None = None
 
     def may_go_on(self) -> bool:
         """Whether few enough requests wait."""
@@ -277,11 +279,15 @@ class _Connection:
                 raise BadFrame
             self._greet(Greeting.decode(content))
             return
-        if kind not in (Kind.BARRIER, Kind.WRITE, Kind.WRITE_FEW, Kind.TRANSACT):
-            raise BadFrame
         number, content = number_in(content)
         try:
-            if kind is Kind.WRITE_FEW:
+            if kind is Kind.HOLD:
+                self._give_up_hold()
+                self._hold = number, Hold()
+                self._submit(number, 0, self._hold[1])
+            elif kind is Kind.GIVE_UP:
+                self._give_up_hold()
+            elif kind is Kind.WRITE_FEW:
                 request = requests.decode_few(content, self._owned.catalog.definition())
                 self._submit(number, len(content), request, here=here)
             elif kind is Kind.WRITE:
@@ -289,6 +295,8 @@ class _Connection:
             elif kind is Kind.TRANSACT:
                 self._add_waiting(len(content))
                 self._begin(content, partial(self._transacted, number, len(content)))
+            elif kind is not Kind.BARRIER:
+                raise BadFrame
             else:
                 self._submit(number, 0, _never(_nothing(self._owned.catalog)))
         except Altered:
@@ -339,7 +347,7 @@ class _Connection:
         self,
         number: int,
         size: int,
-        request: Request | SmallRequest | ComparedRequest,
+        request: Request | SmallRequest | ComparedRequest | Hold,
         *,
         here: bool = False,
         refused: StoreError | None = None,
@@ -348,12 +356,25 @@ class _Connection:
         answer: Any = request.answer
         answer.add_done_callback(partial(self._answered, number, size, refused))
         try:
-            if self._owned.handle.take_in(request, here=here):
+            if self._is_next(number, request) or self._owned.handle.take_in(request, here=here):
                 return
             self._send(frames.numbered(Kind.NOT_OWNER, number))
             self.is_over = True
         except StoreError as error:
             answer.set_exception(error)
+
+    def _is_next(self, number: int, request: Request | SmallRequest | ComparedRequest | Hold) -> bool:
+        """Whether the bucket waits for a request, which it has then."""
+        if self._hold is None or isinstance(request, Hold) or self._hold[0] != number:
+            return False
+        (_, hold), self._hold = self._hold, None
+        is_waited_for = hold.answer.done()
+        return hold.go_on(request if is_waited_for else None) and is_waited_for
+
+    def _give_up_hold(self) -> None:
+        if self._hold is not None:
+            self._hold[1].go_on(None)
+            self._hold = None
 
     def _answered(
         self, number: int, size: int, refused: StoreError | None, answer: Future[AppendResult | None]
@@ -397,6 +418,7 @@ class _Connection:
 
     def close(self) -> None:
         """Close it; what is answered later is not sent."""
+        self._give_up_hold()
         with self._mutex:
             self.socket.close()
 

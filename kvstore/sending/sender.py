@@ -58,6 +58,8 @@ ANSWER_SECONDS = 30.0
 """How long a request waits for its answer, from whichever process owns the bucket."""
 REQUESTS_MAX = 8
 """Requests without a writer of their own that wait for an answer at once; others wait to be sent."""
+CONFLICTS_MAX = 1
+"""How often a condition is decided again before the owner is asked to wait for its request."""
 _HINT_SECONDS = 0.5
 _TICK_SECONDS = 0.25
 _RECEIVED_BYTES = 1 << 16
@@ -77,6 +79,8 @@ class Sent:
         frame: The frame that was sent.
         is_altered: Whether the owner knows another definition of the table, so that rows are sent as columns.
         transaction: The transaction that is sent instead of a request; it is not sent again.
+        conflicts: How often its condition was not met.
+        holds: Whether the owner is asked to wait for it.
     """
 
     given: Submitted | None
@@ -88,6 +92,8 @@ class Sent:
     frame: bytes = b""
     is_altered: bool = False
     transaction: bytes | None = None
+    conflicts: int = 0
+    holds: bool = False
 
 
 class Sender:
@@ -428,8 +434,19 @@ class Sender:
         elif self._clock.monotonic() - sent.began >= ANSWER_SECONDS:
             error = StoreLocked("Other processes change the rows of this write all the time; try it again.")
             self._settle(number, partial(sent.answer.set_exception, error))
+        elif sent.conflicts >= CONFLICTS_MAX and not sent.holds:
+            self._hold(number, sent)
         else:
+            sent.conflicts += 1
             self._again(number, sent)
+
+    def _hold(self, number: int, sent: Sent) -> None:
+        """Have the bucket wait until the request was decided once more, and sent."""
+        with self._changed:
+            sent.holds = True
+            sent.frame = frames.numbered(Kind.HOLD, number)
+            if self._connection is not None:
+                self._put(sent)
 
     def _failed(self, number: int, sent: Sent, error: StoreError) -> None:
         if sent.slot is not None and isinstance(error, OutOfOrderSequence):
@@ -443,8 +460,14 @@ class Sender:
 
     def _again(self, number: int, sent: Sent) -> None:
         """Decide a request once more, of which nothing was written, and send it if there is a connection."""
+        was_held, sent.holds = sent.holds, False
         try:
             if not self._decide(sent):
+                if was_held:
+                    with self._changed:
+                        sent.frame = frames.numbered(Kind.GIVE_UP, number)
+                        if self._connection is not None:
+                            self._put(sent)
                 self._settle(number, None)
                 return
             with self._changed:

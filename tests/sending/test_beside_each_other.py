@@ -12,6 +12,7 @@ import pytest
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreError
 from kvstore.options import Durability
+from kvstore.sending import requests
 from tests.sending.writers import SCHEMA, check, create, write_for_ever
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
@@ -217,4 +218,38 @@ def test_an_owner_that_syncs_later_syncs_what_others_write(store_path: Path, dur
             found = rows_of(reader.table("t"))
         owner.kill()
         assert rows_of(table) == found
+        assert store.check()
+
+
+def own_a_hot_row(pipe: Pipe, path: Path) -> None:
+    """Own the bucket and write one row all the time, until a word comes."""
+    with kvstore.open(path, durability="none") as store:
+        table = store.table("t")
+        for n in count():
+            table.upsert({"k": 0, "v": str(n), "n": 0})
+            if not n:
+                pipe.send("owns")
+            if pipe.poll():
+                break
+
+
+def test_a_row_that_its_owner_writes_all_the_time_is_changed_by_others_too(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[bytes] = []
+    encode_few = requests.encode_few
+    monkeypatch.setattr(requests, "encode_few", lambda *given: sent.append(encode_few(*given)) or sent[-1])
+    create(store_path)
+    with Child(own_a_hot_row, store_path) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        table = store.table("t")
+        table.upsert({"k": 1})  # what the owner wrote is on disk then, and seen
+        counted = [table.increment(0, {"n": 1})["n"] for _ in range(20)]
+        assert len(sent) < 100  # without a hold some hundred times as many
+        # The last time there is nothing to write, and the owner goes on at once.
+        table.update_where((pc.field("k") == 0) & (pc.field("n") < 0), {"n": 5})
+        owner.say("end")
+        assert owner.join() == 0
+        changes = [change for batch in table.changelog() for change in batch.to_pylist()]
+        assert [row["n"] for row in changes if row["_change_type"] == "update_postimage" and row["n"]] == counted
         assert store.check()

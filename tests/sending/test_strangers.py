@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -324,3 +325,74 @@ def test_children_of_a_fork_send_for_themselves(owner: Child, store_path: Path) 
         assert os.waitpid(pid, 0)[1] == 0
         table.upsert({"k": 3, "v": "parent", "n": 3})
         assert [row["v"] for row in rows_of(table)] == ["owner", "parent", "child", "parent"]
+
+
+def small_frame(table: kvstore.Table, number: int, k: int) -> bytes:
+    """A write without a condition."""
+    writes = encoded_writes(table.parts.definition)
+    assert writes is not None
+    operations = writes.upserts({"k": k, "v": "stranger", "n": number}, 1)
+    assert operations is not None
+    return numbered(Kind.WRITE_FEW, number, requests.encode_few(SmallRequest(operations, writes, Answer())))
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["hold", "give up", "few", "compared", "barrier"]), st.integers(0, 2)))
+
+
+@given(steps=STEPS, ends=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_holds_in_any_order_end(owned: kvstore.Table, steps: list[tuple[str, int]], ends: bool) -> None:
+    with closing(met(path_of(owned))) as stranger:
+        frames_of = {
+            "hold": lambda number: numbered(Kind.HOLD, number),
+            "give up": lambda number: numbered(Kind.GIVE_UP, number),
+            "few": lambda number: small_frame(owned, number, 1),
+            "compared": lambda number: numbered(Kind.WRITE_FEW, number, few_frame(owned)),
+            "barrier": lambda number: numbered(Kind.BARRIER, number),
+        }
+        stranger.sendall(greeting_of(owned).encode() + b"".join(frames_of[name](number) for name, number in steps))
+        if not ends:  # the stranger is there, and says nothing more
+            owned.upsert({"k": 1, "v": "beside", "n": 1})
+        wanted = [number for name, number in steps if name != "give up"]
+        found: list[tuple[Kind, bytes]] = []
+        data = bytearray()
+        while len(found) <= len(wanted):
+            data += stranger.recv(1 << 16)
+            found += frames_in(data)
+        assert found[0][0] is Kind.WELCOME
+        assert sorted(frames.number_in(content)[0] for _, content in found[1:]) == sorted(wanted)
+    owned.upsert({"k": 1, "v": "after", "n": 1})
+    assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
+
+
+FLOOD = 3_000
+"""Rows that one sender sends at once, each an update of two changes."""
+
+
+def test_a_sender_that_floods_does_not_starve_another(owned: kvstore.Table) -> None:
+    with closing(met(path_of(owned))) as flooding, closing(met(path_of(owned))) as other:
+        for each in (flooding, other):
+            each.sendall(greeting_of(owned).encode())
+        flood = b"".join(small_frame(owned, number, 1000 + number % 50) for number in range(FLOOD))
+        came = threading.Event()
+
+        def receive() -> None:
+            while flooding.recv(1 << 16):
+                came.set()
+
+        threads = [threading.Thread(target=work) for work in (lambda: flooding.sendall(flood), receive)]
+        for each in threads:
+            each.start()
+        came.wait()
+        offset = owned.bucket(0).handle.state().applied_offset
+        for number in range(10):
+            other.sendall(small_frame(owned, number, 5000 + number))
+            kinds: list[Kind] = []
+            data = bytearray()
+            while Kind.WRITTEN not in kinds:
+                data += other.recv(1 << 16)
+                kinds += [kind for kind, _ in frames_in(data)]
+        assert owned.bucket(0).handle.state().applied_offset - offset < FLOOD  # half of the flood still waits
+        threads[0].join()
+        flooding.shutdown(socket.SHUT_RDWR)
+        threads[1].join()
