@@ -78,7 +78,7 @@ STACK_FRAMES = 150
 
 @dataclass(frozen=True, slots=True)
 class _Flush:
-    """A request to commit everything acknowledged so far; with ``settle``, to complete open commits first.
+    """A request to merge everything acknowledged so far; with ``settle``, to complete open commits instead.
 
     ``last`` ends the thread. With ``entries``, entries of some rows are made instead for indexes that are new; the
     answer is of how many.
@@ -206,7 +206,7 @@ class Committer:
         answer_of(request.answer)
 
     def settle(self) -> None:
-        """Append the batches of open commits that the bucket lacks, and commit them.
+        """Append the batches of open commits that the bucket lacks; what was submitted before is applied, too.
 
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
@@ -709,7 +709,7 @@ class Committer:
             made = self._made_some() if request.entries else 0
             if request.settle:
                 self._settle()
-            if request.last:
+            elif request.last:
                 self._commit_at_end()
             elif not request.entries:
                 self._commit()
