@@ -35,20 +35,18 @@ class Generation:
     def __len__(self) -> int:
         return len(self._entries) + sum(len(run) for _, run in self._runs)
 
-    def add(self, offset: Offset, keys: BinaryColumn, rows: BinaryColumn) -> None:
+    def add(self, offset: Offset, run: Run) -> None:
         """Add the rows that changes left.
 
         Args:
             offset: Of the last of these changes, and after all that were added before: views that end after it see
                 the rows.
-            keys: Sorted, each once.
-            rows: Of each key; empty where it was deleted.
         """
-        if len(keys) >= RUN_KEYS:
-            self._runs = (*self._runs, (offset, Run(keys, rows)))
+        if len(run) >= RUN_KEYS:
+            self._runs = (*self._runs, (offset, run))
             return
-        entries, names = self._entries, keys.to_list()
-        left = (row or None for row in rows.to_list())
+        entries, names = self._entries, run.keys.to_list()
+        left = (row or None for row in run.rows.to_list())
         with self._lock:
             entries.update(zip(names, zip(repeat(offset), left, map(entries.get, names)), strict=True))
 

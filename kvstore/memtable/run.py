@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -27,14 +27,21 @@ FEW_KEYS = 16
 class Run:
     """Rows of keys.
 
+    Args:
+        rows: Of each key; or what makes them, once they are asked for.
+
     Attributes:
         keys: Sorted, each once.
-        rows: Of each key, as the index stores them; empty where it was deleted.
     """
 
-    def __init__(self, keys: BinaryColumn, rows: BinaryColumn) -> None:
+    def __init__(self, keys: BinaryColumn, rows: BinaryColumn | Callable[[], BinaryColumn]) -> None:
         self.keys = keys
-        self.rows = rows
+        self._rows = rows
+
+    @cached_property
+    def rows(self) -> BinaryColumn:
+        """Of each key, as the index stores them; empty where it was deleted."""
+        return self._rows if isinstance(self._rows, BinaryColumn) else self._rows()
 
     @classmethod
     def of(cls, keys: Sequence[bytes], rows: Sequence[bytes]) -> Run:

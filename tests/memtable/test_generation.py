@@ -20,9 +20,7 @@ BATCHES = st.lists(st.dictionaries(st.sampled_from(KEYS), st.none() | st.binary(
 
 
 def add(generation: Generation, offset: int, rows: Rows) -> None:
-    keys = sorted(rows)
-    columns = BinaryColumn.from_list(keys), BinaryColumn.from_list([rows[key] or b"" for key in keys])
-    generation.add(Offset(offset), *columns)
+    generation.add(Offset(offset), Run.of_dict({key: row or b"" for key, row in rows.items()}))
 
 
 def rows_of(run: Run) -> Rows:

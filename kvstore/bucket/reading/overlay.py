@@ -153,8 +153,8 @@ class Overlay:
         definition = self._definition()
         if definition.primary_key is not None:
             verified = ((each.header, each.data) for each in found)
-            for headers, run in runs_of(verified, definition, TOGETHER_BYTES):
-                self._generation.add(headers[-1].last_offset, run.keys, run.rows)
+            for headers, run in runs_of(verified, definition, TOGETHER_BYTES, is_read_again=True):
+                self._generation.add(headers[-1].last_offset, run)
 
     def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:
         """Batches that an index lacks."""
