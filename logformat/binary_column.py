@@ -93,6 +93,11 @@ class BinaryColumn:
         start, end = self.offsets[0], self.offsets[-1]
         return BinaryColumn(self.flat[start:end], self.offsets - start, self.width)
 
+    def copied(self) -> BinaryColumn:
+        """The same strings in memory of their own."""
+        moved = self.moved()
+        return BinaryColumn(moved.flat.copy(), moved.offsets, self.width)
+
     def without_empty(self) -> BinaryColumn:
         """The strings that are not empty."""
         there = self.lengths > 0

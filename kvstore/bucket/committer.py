@@ -221,7 +221,7 @@ class Committer:
         self._worked(self._sync_log)
 
     def settle(self) -> None:
-        """Append the batches of open commits that the bucket lacks, and commit them.
+        """Append the batches of open commits that the bucket lacks; what was submitted before is applied, too.
 
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
@@ -639,7 +639,6 @@ class Committer:
 
     def _settle(self) -> None:
         self._sure(partial(self._apply, ()))
-        self._commit()
 
     def _sure(self, work: Callable[[], T]) -> T:
         """Like :meth:`_attempt`; raises why the work failed."""

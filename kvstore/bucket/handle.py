@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn, Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.elsewhere import OtherOwner, TooLarge
 from kvstore.bucket.engine import BucketEngine
@@ -188,14 +189,17 @@ class BucketHandle:
 
     def flush(self) -> None:
         """Merge everything acknowledged into the index."""
+        self._after_all(Committer.flush)
+
+    def _after_all(self, work: Callable[[Committer], None]) -> None:
         engine = self._engine
         if engine is not None:
             try:
-                engine.committer.flush()
+                work(engine.committer)
             except StoreClosed:
                 if not self._gave_up(engine):
                     raise
-                # Everything is durable, and another engine merges it.
+                # Everything is durable, and another engine goes on.
 
     def begin(self, writer_id: WriterId) -> Sequence | None:
         """Be ready to write; returns the last sequence of a writer whose earlier epochs are fenced.
@@ -204,12 +208,11 @@ class BucketHandle:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        # Shows batches that were applied before the fencing.
         if self._engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
             self._other.wait()
         else:
             self._ownership.writes_alone = True
-            self.flush()
+            self._after_all(Committer.settle)  # batches that were taken before the fencing are seen
         return self.last_sequence(writer_id)
 
     @contextmanager

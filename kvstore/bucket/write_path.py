@@ -400,7 +400,7 @@ class WritePath:
             grouping = grouped(self._layout, request.changes.rows)
         incoming = filled(request.changes.rows, self.definition.schema)
         listed, sums = grouping.keys.to_list(), key_sums(grouping.keys)
-        lengths, values = self.memtable.find(grouping.keys, listed)
+        lengths, values = self.memtable.find(grouping.keys)
         there = lengths > 0
         keys_of = take_rows(incoming, grouping.order[grouping.starts[there]])
         old_rows, old_hashes = self._layout.decode(values, sums[there], keys_of)

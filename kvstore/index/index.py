@@ -428,6 +428,11 @@ class Index:
         else:
             self._writable().put(key, writer_entry.encode_entry(writer_id, entry))
 
+    @property
+    def leaf_bytes(self) -> int:
+        """Bytes of its leaf pages, as the last transaction that changed it found them; 0 before the first one."""
+        return self._page_bytes * self._leaf_pages
+
     def dirty_bytes(self) -> int:
         """Approximate bytes of pages that wait for a commit."""
         pages = max(self._leaf_pages, 1)

@@ -16,6 +16,9 @@ STORE_BYTES_MAX = 768 << 20
 MEMORY_PARTS = 4
 BUCKET_BYTES_MAX = 128 << 20
 """Of one bucket, unless the setting says otherwise: other processes read from the log what is not merged."""
+INDEX_PARTS = 12
+"""Of a larger index this part, but not more than half of the store's: a row of random keys costs less than half a page
+of the index then, however large it is."""
 
 
 class Budget:
@@ -26,7 +29,7 @@ class Budget:
 
     Attributes:
         limit: For all memtables, in bytes.
-        bucket_limit: For one of them.
+        bucket_limit: For one of them, over an index that is not large.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -46,22 +49,22 @@ class Budget:
             if size:
                 self._sizes[table, bucket] = size
 
-    def is_reached(self, size: int) -> bool:
-        """Whether a memtable of this size, which was taken down, is to be merged before it takes more."""
-        return self._is_over(size, 1)
+    def limit_of(self, index_bytes: int) -> int:
+        """The limit of one memtable over an index of a size, in bytes."""
+        return max(self.bucket_limit, min(index_bytes // INDEX_PARTS, self.limit // 2))
 
-    def is_half(self, size: int) -> bool:
-        """Whether a memtable of this size, which was taken down, is to be merged now: as much may come meanwhile."""
-        return self._is_over(size, 2)
+    def is_over(self, size: int, times: int, index_bytes: int) -> bool:
+        """Whether a memtable of this size, which was taken down, would be too large if each was so many times as large.
+
+        Once it is too large it is merged before it takes more; and at half of that, since as much may come meanwhile.
+        """
+        if times * size >= self.limit_of(index_bytes):
+            return True
+        return times * self._total >= self.limit and size * len(self._sizes) >= self._total
 
     def free(self) -> int:
         """What the memtables of the store do not take, in bytes; less than 0 if they take too much."""
         return self.limit - self._total
-
-    def _is_over(self, size: int, times: int) -> bool:
-        if times * size >= self.bucket_limit:
-            return True
-        return times * self._total >= self.limit and size * len(self._sizes) >= self._total
 
     def sizes(self) -> dict[TableId, int]:
         """How large the memtables of each table are, in bytes."""

@@ -258,47 +258,32 @@ class Memtable:
 
     # Changes, in the bucket's turn
 
-    def find(self, keys: BinaryColumn, names: Sequence[bytes]) -> tuple[np.ndarray, BinaryColumn]:
+    def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """The length of the row of each key, int64, 0 if there is none; and the rows that are there, in their order.
 
         Pending changes are seen.
 
-        Args:
-            names: The keys, as objects.
-
         Raises:
             CorruptData: A page of the index is damaged.
         """
-        found = self.stored(keys, names)
+        found = self.stored(keys)
         if isinstance(found, tuple):
             return found
         column = BinaryColumn.from_list(found)
         return column.lengths, column.without_empty()
 
-    def stored(
-        self, keys: BinaryColumn, names: Sequence[bytes] | None = None
-    ) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
-        """The rows of keys, as :meth:`find` or as :meth:`get` returns them, whichever takes less time.
-
-        Args:
-            names: See :meth:`find`.
-
-        Raises:
-            CorruptData: See these.
-        """
-        layers = self._layers()
+    def stored(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
+        """The rows of keys, as :meth:`find` or as :meth:`get` returns them, whichever takes less time; see these."""
+        layers, are_many = self._layers(), len(keys) > FEW_KEYS
         runs: list[Run] = [each for each in layers if isinstance(each, Run)]
-        if len(keys) > FEW_KEYS and len(runs) == len(layers):
+        if are_many and len(runs) == len(layers):
             there, found = found_over(runs, keys, *self.index.find(keys))
             lengths = np.zeros(len(keys), np.int64)
             lengths[there] = found.lengths
             return lengths, found
-        if names is None:
-            names = keys.to_list()
+        names = keys.to_list()
         rows = Layers(layers).newest(names)
-        if len(names) <= FEW_KEYS:
-            return self._completed(names, rows)
-        if rows is not None and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
+        if are_many and rows and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
             return [old if new is None else new for new, old in zip(rows, self._in_index(keys), strict=True)]
         return self._completed(names, rows)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -27,14 +27,25 @@ FEW_KEYS = 16
 class Run:
     """Rows of keys.
 
+    Args:
+        rows: Of each key; or what makes them, once they are asked for.
+
     Attributes:
         keys: Sorted, each once.
-        rows: Of each key, as the index stores them; empty where it was deleted.
     """
 
-    def __init__(self, keys: BinaryColumn, rows: BinaryColumn) -> None:
+    def __init__(self, keys: BinaryColumn, rows: BinaryColumn | Callable[[], BinaryColumn]) -> None:
         self.keys = keys
-        self.rows = rows
+        self._rows = rows
+
+    @cached_property
+    def rows(self) -> BinaryColumn:
+        """Of each key, as the index stores them; empty where it was deleted."""
+        return self._rows if isinstance(self._rows, BinaryColumn) else self._rows()
+
+    @property
+    def _is_made(self) -> bool:
+        return isinstance(self._rows, BinaryColumn) or "rows" in self.__dict__
 
     @classmethod
     def of(cls, keys: Sequence[bytes], rows: Sequence[bytes]) -> Run:
@@ -58,9 +69,14 @@ class Run:
         return dict(zip(self.keys.to_list(), self.rows.to_list(), strict=True)).items()
 
     def over(self, older: Layer[bytes, bytes]) -> Run | None:
-        """This run, with the rows that only an older layer has; None if it would take more than 32 MiB."""
+        """This run, with the rows that only an older layer has; None if it would take more than 32 MiB.
+
+        None also if the rows of one are not made yet: they stay so until they are asked for.
+        """
         if not isinstance(older, Run):
             older = Run.of_dict(dict(older.items()))
+        if not (self._is_made and older._is_made):
+            return None
         return merged([older, self]) if older.size + self.size <= _TOGETHER_BYTES else None
 
     @property

@@ -267,3 +267,16 @@ def test_sums_are_not_counted_twice(
             after = {k: sums.get(k, 0) + 1 for k in range(16)}
             assert {row["k"]: row["v"] for row in rows_of(store.table("t"))} == after
             assert not store.check().findings
+
+
+def test_a_writer_and_a_commit_over_tables_begin_without_a_merge(store_path: Path) -> None:
+    """They need what is acknowledged, wherever it is; after a recovery a merge of all of it takes seconds."""
+    with kvstore.open(store_path, **NEVER_DUE) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 1, "v": 1, "s": "a"})
+        with store.transaction() as tx:
+            tx.upsert("t", {"k": 2, "v": 2, "s": "b"})
+        with table.writer("w") as writer:
+            writer.upsert({"k": 3, "v": 3, "s": "c"})
+        assert store.health().merges == 0
+        assert table.count() == 3

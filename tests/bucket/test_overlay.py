@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket.merge import tail
 from kvstore.bucket.reading import overlay, reader
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
@@ -200,6 +201,8 @@ def test_a_reader_sees_what_is_durable_at_each_moment(
     options = {"durability": durability, "segment_bytes_max": segment_bytes_max}
     with looked_at_once(), pytest.MonkeyPatch.context() as patch, Beside(path, options) as beside, ExitStack() as views:
         patch.setattr(overlay, "RUN_KEYS", run_keys)
+        patch.setattr(tail, "RUN_KEYS", run_keys)
+        patch.setattr(tail, "DECODED_BYTES", 100 if run_keys == 1 else tail.DECODED_BYTES)
         patch.setattr(memtable_view, "FEW_OF", few_of)
         held: list[tuple[View, list[tuple[bytes, bytes]]]] = []
         least = 0

@@ -28,7 +28,7 @@ def test_merges_that_are_due_keep_the_sum_below_the_limit(writes: list[tuple[int
         sizes[bucket] += more
         limited.note(TableId(bucket % 2), BucketId(bucket), sizes[bucket])
         for each, size in sizes.items():
-            if size and limited.is_reached(size):
+            if size and limited.is_over(size, 1, 0):
                 sizes[each] = 0
                 limited.note(TableId(each % 2), BucketId(each), 0)
         assert sum(sizes.values()) < 1000
@@ -40,10 +40,24 @@ def test_only_the_larger_ones_are_due() -> None:
     limited = Budget(1000)
     for bucket, size in enumerate((700, 200, 100)):
         limited.note(TableId(1), BucketId(bucket), size)
-    assert [limited.is_reached(size) for size in (700, 200, 100)] == [True, False, False]
-    assert [limited.is_reached(size) for size in (1000, 999)] == [True, True]
+    assert [limited.is_over(size, 1, 0) for size in (700, 200, 100)] == [True, False, False]
+    assert [limited.is_over(size, 1, 0) for size in (1000, 999)] == [True, True]
     limited.note(TableId(1), BucketId(0), 0)
-    assert not limited.is_reached(200)
+    assert not limited.is_over(200, 1, 0)
+
+
+def test_a_large_index_has_a_larger_memtable() -> None:
+    limited = Budget(None)
+    limited.limit = 700 * MIB
+    sizes = [(0, 128), (1500, 128), (2400, 200), (4200, 350), (10**6, 350)]
+    assert [limited.limit_of(index * MIB) for index, _ in sizes] == [limit * MIB for _, limit in sizes]
+    limited.note(TableId(1), BucketId(0), 100 * MIB)
+    assert limited.is_over(100 * MIB, 2, 0)
+    assert not limited.is_over(100 * MIB, 2, 2412 * MIB)
+    assert limited.is_over(100 * MIB, 2, 2400 * MIB)
+    assert limited.is_over(128 * MIB, 1, 0)
+    assert not limited.is_over(128 * MIB, 1, 2400 * MIB)
+    assert Budget(MIB).limit_of(10**6 * MIB) == MIB, "the setting is the limit"
 
 
 @pytest.mark.parametrize(("available", "limit"), [("1000 kB", 256_000), ("100000000 kB", budget.STORE_BYTES_MAX)])

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows, together
-from kvstore.memtable.run import Run, merged
+from kvstore.memtable.run import RUN_KEYS, Run, merged
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
 from logformat.ids import SchemaId
@@ -50,19 +50,28 @@ def runs_of(
     definition: TableDefinition,
     bytes_max: int,
     saw: Callable[[pa.RecordBatch], None] | None = None,
+    *,
+    is_read_again: bool = False,
 ) -> Iterator[tuple[list[BatchHeader], Run]]:
     """Read batches of a table with a key, many in one pass: their headers, and the rows that they left.
 
     Args:
         bytes_max: Up to so many bytes of batches are handled together.
         saw: Called with the rows of each batch, or of several, without the rows before updates.
+        is_read_again: Whether many rows are read once more when they are asked for: until then a run has keys only.
 
     Raises:
         CorruptBatch: A batch is damaged, or not of this table.
     """
+
+    def run_of(changes: list[FinalChanges], some: list[Verified]) -> Run:
+        schema_id = SchemaId(some[0][0].schema_id)
+        if not is_read_again or sum(header.record_count for header, _ in some) < RUN_KEYS:
+            return final_rows(definition, schema_id, changes)
+        return final_rows(definition, schema_id, changes, lambda: next(runs_of(some, definition, bytes_max))[1])
+
     for batches in together(found, bytes_max):
-        schema_id = SchemaId(batches[0][0].schema_id)
-        schema = definition.schema_of(schema_id)
+        schema = definition.schema_of(SchemaId(batches[0][0].schema_id))
         headers: list[BatchHeader] = []
         changes: list[FinalChanges] = []
         size = 0
@@ -70,14 +79,15 @@ def runs_of(
             final = _final_of(few)
             more = final.rows.nbytes
             if changes and size + more > DECODED_BYTES:
-                yield headers, final_rows(definition, schema_id, changes)
+                yield headers, run_of(changes, batches[: len(headers)])
+                batches = batches[len(headers) :]
                 headers, changes, size = [], [], 0
             headers += [each.header for each in few]
             changes.append(final)
             size += more
             if saw is not None:
                 saw(final.rows)
-        yield headers, final_rows(definition, schema_id, changes)
+        yield headers, run_of(changes, batches)
 
 
 class _Decoded(NamedTuple):

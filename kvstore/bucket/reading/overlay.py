@@ -155,7 +155,7 @@ class Overlay:
         definition = self._definition()
         if definition.primary_key is not None:
             verified = ((each.header, each.data) for each in found)
-            for _, run in runs_of(verified, definition, TOGETHER_BYTES):
+            for _, run in runs_of(verified, definition, TOGETHER_BYTES, is_read_again=True):
                 if len(run) >= RUN_KEYS:
                     self._rows = self._rows.over(run)
                 else:
