@@ -32,7 +32,7 @@ class Pace:
 
     def note(self) -> None:
         """Tell the budget how large the memtable is now."""
-        self._budget.note(*self._bucket, self._memtable.published.size)
+        self._budget.note(*self._bucket, self._memtable.size)
 
     def forget(self) -> None:
         """Tell the budget that the memtable takes no memory any more."""
@@ -43,12 +43,12 @@ class Pace:
         memtable = self._memtable
         if memtable.is_merging:
             return memtable.merged_share < self.share()
-        return self._budget.is_half(memtable.published.size)
+        return self._budget.is_half(memtable.size)
 
     def is_full(self) -> bool:
         """Whether nothing may be added to the memtable before a slice, or all of a merge, is done."""
         memtable = self._memtable
-        return self.share() == 1 if memtable.is_merging else self._budget.is_reached(memtable.published.size)
+        return self.share() == 1 if memtable.is_merging else self._budget.is_reached(memtable.size)
 
     def share(self) -> float:
         """Which part of the merge is due, at the end of the next slice; 0 if none is under way."""

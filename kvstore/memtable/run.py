@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow.compute as pc
 
+from kvstore.index.index import Layer
 from logformat import binary_column
 from logformat.binary_column import WORD, BinaryColumn, windows
 from logformat.rows.ordering import in_order
@@ -135,6 +136,15 @@ class Run:
             (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
         )
         return first[:length], _numbers_after(length, keys).data
+
+
+def rows_there(layer: Layer) -> tuple[BinaryColumn, BinaryColumn]:
+    """Keys of a layer's rows, without those that were deleted, and the rows."""
+    if isinstance(layer, Run):
+        there = layer.there()
+        return there.keys, there.rows
+    rows = {key: row for key, row in layer.items() if row}
+    return BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
 
 
 def _numbers_after(length: int, keys: BinaryColumn) -> np.ndarray:

@@ -76,13 +76,11 @@ class HeldView(View):
         """See :meth:`View.find`."""
         return self._read(lambda: self._view.find(keys))
 
-    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+    def found(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[FoundRows]:
         """See :meth:`View.found`."""
-        return self._each(self._view.found(chunk, start, stop))
-
-    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
-        """See :meth:`View.found_reversed`."""
-        return self._each(self._view.found_reversed(chunk, start, stop))
+        return self._each(self._view.found(chunk, start, stop, reverse=reverse))
 
     def first(
         self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
@@ -119,10 +117,6 @@ class HeldView(View):
     def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get_stored`."""
         return self._read(lambda: self._view.get_stored(keys))
-
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
-        """See :meth:`View.newer`."""
-        return self._read(self._view.newer)
 
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`."""
