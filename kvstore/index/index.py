@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -60,7 +60,7 @@ class Layer(Protocol):
     def get(self, key: bytes, /) -> bytes | None:
         """The row of a key, None if it is not here."""
 
-    def items(self) -> ItemsView[bytes, bytes]:
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
         """All keys, each with its row."""
 
 
@@ -179,7 +179,8 @@ class View:
         # For a few rows, the cursor is cheaper than reading whole pages.
         for rows in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
             yield rows
-            following = self.first_from(rows.keys()[-1] + b"\0")
+            with self._transaction.cursor() as cursor:
+                following = cursor.key() if cursor.set_range(rows.keys()[-1] + b"\0") else None
             if following is not None and (stop is None or following < stop):
                 yield from self.leaves.found(chunk, following, stop)
 
@@ -243,11 +244,6 @@ class View:
             cursor.last()
             return first, cursor.key()
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """The first key at or after ``key``; None if there is none."""
-        with self._transaction.cursor() as cursor:
-            return cursor.key() if cursor.set_range(key) else None
-
     def row_count(self) -> int:
         """Number of rows, as the tree has them.
 
@@ -280,10 +276,6 @@ class View:
     def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
         return self._between(start, stop)
-
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Like :meth:`get`, of the rows that the index has."""
-        return self.get(keys)
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""

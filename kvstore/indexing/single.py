@@ -82,11 +82,8 @@ class SingleSearches:
         keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}
         for layer, made in layers:
             keys.update(self._codes_of(layer, made, column).get(code, ()))
-        found = []
-        for key in sorted(keys):
-            row = next((row for layer, _ in layers if (row := layer.get(key)) is not None), None)
-            found.append((key, view.get_stored([key])[0] if row is None else row))
-        rows = self._decoded(found, column, value, 1)
+        ordered = sorted(keys)
+        rows = self._decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
         return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
 
     def find_in(self, memtable: Memtable, column: str, value: Any, most: int) -> list[dict[str, Any]] | Unknown:

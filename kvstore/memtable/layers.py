@@ -8,7 +8,7 @@ index are frozen: they go away together.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 K = TypeVar("K")
@@ -35,7 +35,7 @@ class Fixed(Protocol[K, V]):
     def find_all(self, keys: list[K], /) -> list[V | None]:
         """The value of each key, None if there is none."""
 
-    def items(self) -> ItemsView[K, V]:
+    def items(self) -> Iterable[tuple[K, V]]:
         """All keys, each with its value."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -43,9 +43,9 @@ class Run:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.keys.to_list())
 
-    def items(self) -> ItemsView[bytes, bytes]:
-        """All keys, each with its row."""
-        return dict(zip(self.keys.to_list(), self.rows.to_list(), strict=True)).items()
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
+        """All keys, each with its row, as objects."""
+        return zip(self.keys.to_list(), self.rows.to_list(), strict=True)
 
     @property
     def size(self) -> int:
@@ -61,10 +61,6 @@ class Run:
         """The part with keys from ``start`` to ``stop`` (exclusive; None for no end), not copied."""
         low = bisect_left(self.keys, start)
         return self.slice(low, len(self) if stop is None else bisect_left(self.keys, stop, low))
-
-    def pairs(self) -> Iterable[tuple[bytes, bytes]]:
-        """Each key with its row, as objects."""
-        return zip(self.keys.to_list(), self.rows.to_list(), strict=True)
 
     def there(self) -> Run:
         """The part without deleted keys."""

@@ -66,9 +66,8 @@ class NewerView(View):
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get`."""
-        there, values = self.find(BinaryColumn.from_list(keys))
-        found = iter(values.to_list())
-        return [next(found) if is_there else b"" for is_there in there.tolist()]
+        older, newer = self._tree.get(keys), self._rows.newest(keys)
+        return older if newer is None else [old if new is None else new for old, new in zip(older, newer, strict=True)]
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
@@ -124,7 +123,7 @@ class NewerView(View):
                     low, high = (high - step, high) if reverse else (low, low + step)
                     ends.append(keys[low] if reverse else keys[high - 1])
                 if isinstance(layer, Run):
-                    newer.update(layer.slice(low, high).pairs())
+                    newer.update(layer.slice(low, high).items())
                 else:
                     newer.update((key, layer[key]) for key in cast("list[bytes]", keys)[low:high])
             if not newer:
@@ -145,10 +144,6 @@ class NewerView(View):
         ends = [*(older or ()), *((newer[0], newer[-1]) if len(newer) else ())]
         return (min(ends), max(ends)) if ends else None
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """See :meth:`View.first_from`."""
-        return next((rows.keys()[0] for rows in self.found(1, key)), None)
-
     def entries_records(self) -> dict[int, EntriesRecord]:
         """See :meth:`View.entries_records`."""
         return self._tree.entries_records()
@@ -160,10 +155,6 @@ class NewerView(View):
     def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
         return self._tree.entries(start, stop)
-
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See :meth:`View.get_stored`."""
-        return self._tree.get(keys)
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""

@@ -92,10 +92,6 @@ class HeldView(View):
         """See :meth:`View.bounds`."""
         return self._read(self._view.bounds)
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """See :meth:`View.first_from`."""
-        return self._read(lambda: self._view.first_from(key))
-
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""
         return self._read(self._view.row_count)
@@ -113,10 +109,6 @@ class HeldView(View):
         found = self._read(lambda: self._view.entries(start, stop))
         while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
             yield from some
-
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See :meth:`View.get_stored`."""
-        return self._read(lambda: self._view.get_stored(keys))
 
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`."""

@@ -152,7 +152,6 @@ def assert_is_whole(view: View, before: list[tuple[bytes, bytes]], random: Rando
     assert max(map(len, backwards), default=0) <= chunk
     assert [value.rstrip(b"\0") for value in view.get([*keys, b"\xff"])] == [*(value for _, value in before), b""]
     assert view.row_count() == view.state().row_count == len(before)
-    assert view.first_from(start) == min((key for key in keys if key >= start), default=None)
     bounds = view.bounds()
     assert (bounds is None or bounds[0] <= min(keys) <= max(keys) <= bounds[1]) if keys else True
 
