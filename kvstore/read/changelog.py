@@ -181,7 +181,8 @@ def changes_between(
         part = _part(each, definition, schema.names, (), start, end, whole_updates=whole_updates, validate=validate)
         base, count = each.header.base_offset, len(part.kinds)
         offsets = _offsets(base + part.first, base + part.first + count)
-        return _arranged(About(bucket, offsets, part.kinds, each.header.commit_timestamp, base), part.rows, schema)
+        about = About(bucket, offsets, part.kinds, each.header.commit_timestamp, base)
+        return _arranged(part.rows, schema, count, about)
 
     return _gathered(map(changes_in, found))
 
@@ -215,7 +216,8 @@ def inserts_of(
     for batch in rows:
         count = batch.num_rows
         kinds = np.full(count, ChangeType.INSERT, np.uint8)
-        yield _arranged(About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
+        about = About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1)
+        yield _arranged(batch, schema, count, about)
 
 
 def _decoded(
@@ -345,9 +347,8 @@ def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[pa.RecordBatc
         taken.append(chosen + count)
         count += all_rows.num_rows
     changes = _joined(rows, reading.returned).take(pa.array(np.concatenate(taken)))
-    yield _arranged(
-        About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases), changes, reading.schema
-    )
+    columns = About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases)
+    yield _arranged(changes, reading.schema, len(kinds), columns)
 
 
 def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
@@ -362,20 +363,7 @@ def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
 
 def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Rows with the columns of a schema."""
-    return _together([_with_columns(batch, schema, batch.num_rows) for batch in batches])
-
-
-def _with_columns(rows: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """The columns of a schema; null where the rows are older than a column."""
-    columns = []
-    for field in schema:
-        place = rows.schema.get_field_index(field.name)
-        columns.append(pa.nulls(count, field.type) if place < 0 else rows.column(place))
-    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else _no_columns(count)
-
-
-def _no_columns(count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return _together([_arranged(batch, schema, batch.num_rows) for batch in batches])
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,16 +407,19 @@ def _offsets(first: int, end: int) -> np.ndarray:
     return np.add(_COUNTED[: end - first], first, out=offsets)
 
 
-def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _arranged(rows: pa.RecordBatch, schema: pa.Schema, count: int, about: About | None = None) -> pa.RecordBatch:
+    """The columns of a schema; null where the rows are older than a column."""
     there = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = []
     for field in schema:
-        if field.name in _CHANGE_NAMES:
+        if about is not None and field.name in _CHANGE_NAMES:
             columns.append(about.column(field.name))
         elif field.name in there:
             columns.append(there[field.name])
         else:
-            columns.append(pa.nulls(len(about.offsets), field.type))  # the row is older than the column
+            columns.append(pa.nulls(count, field.type))
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
