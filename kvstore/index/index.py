@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class Layer(Protocol):
     def get(self, key: bytes, /) -> bytes | None:
         """The row of a key, None if it is not here."""
 
-    def items(self) -> ItemsView[bytes, bytes]:
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
         """All keys, each with its row."""
 
 
@@ -74,10 +74,10 @@ class View:
     Attributes:
         leaves: The argument.
         layers: The rows that the view has and the index lacks, in layers that do not change any more, newest first,
-            empty where one was deleted.
+            empty where one was deleted; each with what reads have made of it, which goes when it goes.
     """
 
-    layers: Sequence[Layer] = ()
+    layers: Sequence[tuple[Layer, dict[Any, Any]]] = ()
 
     def __init__(
         self, transaction: Transaction, leaves: Leaves | None = None, mapped: MappedFile | None = None
@@ -157,29 +157,32 @@ class View:
         """
         return ((found.keys(), found.values()) for found in self.found(chunk, start, stop))
 
-    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
-        """Like :meth:`rows`; rows may lie in memory that the next ones are read into."""
+    def found(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[FoundRows]:
+        """Like :meth:`rows`; rows may lie in memory that the next ones are read into.
+
+        Args:
+            reverse: Whether the last ones come first: each has rows in key order, all before the one before. Hardly
+                more rows are read than are asked for.
+        """
+        if reverse:
+            pairs, step = self._backwards(start, stop), min(chunk, _STEP_ROWS)
+            while waiting := _until_full(pairs, step):
+                keys, values = zip(*reversed(waiting), strict=True)
+                yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
+                step = chunk
+            return
         if self.leaves is None:
             yield from self._rows_by_cursor(chunk, start, stop)
             return
         # For a few rows, the cursor is cheaper than reading whole pages.
         for rows in islice(self._rows_by_cursor(min(chunk, _STEP_ROWS), start, stop), 1):
             yield rows
-            following = self.first_from(rows.keys()[-1] + b"\0")
+            with self._transaction.cursor() as cursor:
+                following = cursor.key() if cursor.set_range(rows.keys()[-1] + b"\0") else None
             if following is not None and (stop is None or following < stop):
                 yield from self.leaves.found(chunk, following, stop)
-
-    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
-        """Like :meth:`found`, from the last rows to the first: each has rows in key order, all before the one before.
-
-        Reads hardly more rows than are asked for.
-        """
-        pairs = self._backwards(start, stop)
-        step = min(chunk, _STEP_ROWS)
-        while waiting := _until_full(pairs, step):
-            keys, values = zip(*reversed(waiting), strict=True)
-            yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
-            step = chunk
 
     def first(
         self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
@@ -241,11 +244,6 @@ class View:
             cursor.last()
             return first, cursor.key()
 
-    def first_from(self, key: bytes) -> bytes | None:
-        """The first key at or after ``key``; None if there is none."""
-        with self._transaction.cursor() as cursor:
-            return cursor.key() if cursor.set_range(key) else None
-
     def row_count(self) -> int:
         """Number of rows, as the tree has them.
 
@@ -278,14 +276,6 @@ class View:
     def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
         return self._between(start, stop)
-
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Like :meth:`get`, of the rows that the index has."""
-        return self.get(keys)
-
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
-        """Keys and rows that the view has and the index lacks, in key order, empty if deleted; None for no such."""
-        return None
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""

@@ -7,17 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.index.index import View
+from kvstore.index.index import Layer, View
 from kvstore.indexing.conditions import Condition, matching, satisfying
 from kvstore.indexing.entries import columns_of
+from kvstore.memtable.layers import MADE_BYTES
+from kvstore.memtable.run import rows_there
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
@@ -31,6 +34,7 @@ SOUGHT_MAX = 1 << 20
 FEW_ROWS = 1024
 SHARE_MAX = 8
 """Of more rows than this, and more than one of so many, a scan is faster."""
+_COLUMNS = "columns"
 FEWEST_ROWS, LIMIT_GROWS = 64, 16
 """Several indexes are searched up to so many rows, then up to so many times more, for the one that names the fewest."""
 
@@ -125,9 +129,8 @@ def named_rows(
         for search in found:
             keys = search.keys(view, min(limit, most))
             if keys is not None:
-                newer = view.newer()
-                if newer is not None:
-                    keys.update(_matching(definition, newer, conditions))
+                for layer, made in view.layers:
+                    keys.update(_matching(definition, layer, made, conditions))
                 return Named(search, BinaryColumn.from_list(sorted(keys)))
         if limit >= most:
             return None
@@ -153,15 +156,45 @@ def rows_by(named: Named, view: View, definition: TableDefinition, conditions: S
 
 
 def _matching(
-    definition: TableDefinition, newer: tuple[BinaryColumn, BinaryColumn], conditions: Sequence[Condition]
+    definition: TableDefinition, layer: Layer, made: dict[Any, Any], conditions: Sequence[Condition]
 ) -> list[bytes]:
-    """Keys of the newer rows for which all conditions are true."""
-    keys, rows = newer
-    places = np.flatnonzero(rows.lengths > 0)
-    if not len(places):
+    """Keys of the rows of a layer for which all conditions are true."""
+    known: _Columns | None = made.get(_COLUMNS)
+    if known is None:
+        known = made[_COLUMNS] = _Columns(layer)
+    if not len(known.keys):
         return []
-    there = keys.take(places)
-    names = list(dict.fromkeys(each.column for each in conditions))
-    found, _ = layout_of(definition).decode_found(there, rows.take(places), names)
-    satisfied = pc.fill_null(satisfying(found, conditions), False).to_numpy(zero_copy_only=False)
-    return there.take(np.flatnonzero(satisfied)).to_list()
+    columns = known.of(definition, {each.column for each in conditions})
+    made[MADE_BYTES] = known.size
+    satisfied = pc.fill_null(satisfying(columns, conditions), False).to_numpy(zero_copy_only=False)
+    return known.keys.take(np.flatnonzero(satisfied)).to_list()
+
+
+class _Columns:
+    """Columns of the rows of a layer, kept as long as the layer is there.
+
+    Attributes:
+        keys: Of the rows.
+        size: Bytes that all of it takes in memory.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        self.keys, _ = rows_there(layer)
+        self.size = 0
+        self._layer = layer
+        self._known: dict[tuple[int, int], pa.Array] = {}
+
+    def of(self, definition: TableDefinition, names: Collection[str]) -> pa.RecordBatch:
+        """Columns by their names in a definition."""
+        stored, known = definition.stored, self._known
+        wanted = {name: (definition.schema_id, stored.get_field_index(name)) for name in names}
+        missing = [name for name, place in wanted.items() if place not in known]
+        if missing:
+            rows = rows_there(self._layer)
+            columns, _ = layout_of(definition).decode_found(*rows, missing)
+            known = known | {wanted[name]: columns.column(name) for name in missing}
+            if sum(column.nbytes for column in known.values()) > int(rows[1].lengths.sum()):
+                known = {place: known[place] for place in wanted.values()}
+            self._known = known
+            self.size = sum(column.nbytes for column in known.values()) + int(self.keys.lengths.sum())
+        return pa.RecordBatch.from_arrays([known[place] for place in wanted.values()], names=list(wanted))

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer, View
 from kvstore.indexing.entries import columns_of
-from kvstore.memtable.memtable import Memtable
+from kvstore.memtable.memtable import Memtable, Published
+from kvstore.memtable.run import rows_there
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import BinaryColumn
 from logformat.rows.entries import CODE_BYTES_MAX, between, codes_of, entries_prefix, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
-
-Derived: TypeAlias = tuple[tuple[Layer, dict[str, dict[bytes, list[bytes]]]], ...]
-"""Layers, which do not change any more, each with keys of its rows by their codes, by column."""
-
 
 FEW_KEYS = 64
 """More rows are found faster as columns."""
@@ -62,9 +58,9 @@ class SingleSearches:
             name = columns_of(definition, each)[0]
             kind = definition.schema.field(name).type
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
-                head = entries_prefix(each.index_id)
-                self._of_column[name] = each.index_id, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
-        self._derived: Derived = ()
+                head, type_ = entries_prefix(each.index_id), int if pa.types.is_integer(kind) else str
+                made = "codes", definition.schema_id, definition.stored.get_field_index(name)
+                self._of_column[name] = each.index_id, type_, encoder_of(kind), head, made
         self._whole: tuple[Index, int, int] | None = None
 
     def serves(self, column: str, value: Any) -> bool:
@@ -78,20 +74,16 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, _ = self._of_column[column]
+        index_id, _, encode, *_ = self._of_column[column]
         code, layers = encode(value), view.layers
         if code is None or not view.has_entries(index_id):
             return UNKNOWN
         code = ROW + code
         keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}
-        self._derived = derived = self._codes_of(layers, column, self._derived)
-        for _, by_column in derived:
-            keys.update(by_column[column].get(code, ()))
-        found = []
-        for key in sorted(keys):
-            row = next((row for layer in layers if (row := layer.get(key)) is not None), None)
-            found.append((key, view.get_stored([key])[0] if row is None else row))
-        rows = self._decoded(found, column, value, 1)
+        for layer, made in layers:
+            keys.update(self._codes_of(layer, made, column).get(code, ()))
+        ordered = sorted(keys)
+        rows = self._decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
         return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
 
     def find_in(self, memtable: Memtable, column: str, value: Any, most: int) -> list[dict[str, Any]] | Unknown:
@@ -103,14 +95,14 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, head = self._of_column[column]
+        index_id, _, encode, head, _ = self._of_column[column]
         code = encode(value)
         if code is None:
             return UNKNOWN
         code = ROW + code
         start = head + code[:CODE_BYTES_MAX]
 
-        def look(transaction: Transaction, layers: Sequence[Layer]) -> list[tuple[bytes, bytes]] | None:
+        def look(transaction: Transaction, published: Published) -> list[tuple[bytes, bytes]] | None:
             known = memtable.index, index_id, transaction.id()
             if known != self._whole:
                 if not View(transaction).has_entries(index_id):
@@ -125,10 +117,9 @@ class SingleSearches:
                     if len(keys) == FEW_KEYS:
                         return None
                     keys.append(row_key_of(entry, length))
-            if layers:
-                memtable.derived = derived = self._codes_of(layers, column, memtable.derived)
-                for _, by_column in derived:
-                    keys += by_column[column].get(code, ())
+            layers = published.rows.dicts
+            for layer, made in zip(layers, published.rows.made, strict=True):
+                keys += self._codes_of(layer, made, column).get(code, ())
             if len(keys) > 1:
                 keys = sorted(set(keys))
                 if len(keys) > FEW_KEYS:
@@ -170,23 +161,20 @@ class SingleSearches:
                     break
         return rows
 
-    def _codes_of(self, layers: Sequence[Layer], column: str, derived: Derived) -> Derived:
-        """Keys of the rows of each layer by their codes, of this column and those that were asked for before."""
-        if not layers:
-            return ()
-        known = [next((each for each in derived if each[0] is layer), (layer, {})) for layer in layers]
-        for rows, by_column in known:
-            if column not in by_column:
-                by_column[column] = self._coded(rows, column)
-        return tuple(known)
+    def _codes_of(self, layer: Layer, made: dict[Any, Any], column: str) -> dict[bytes, list[bytes]]:
+        """Keys of the rows of a layer by their codes."""
+        *_, name = self._of_column[column]
+        found: dict[bytes, list[bytes]] | None = made.get(name)
+        if found is None:
+            made[name] = found = self._coded(layer, column)
+        return found
 
     def _coded(self, layer: Layer, column: str) -> dict[bytes, list[bytes]]:
-        rows = {key: row for key, row in layer.items() if row}
+        keys, rows = rows_there(layer)
         found: dict[bytes, list[bytes]] = {}
-        if rows:
-            columns = BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
-            values = self._layout.decode_found(*columns, [column])[0].columns
-            for key, code in zip(rows, codes_of(values).to_list(), strict=True):
+        if len(keys):
+            values = self._layout.decode_found(keys, rows, [column])[0].columns
+            for key, code in zip(keys.to_list(), codes_of(values).to_list(), strict=True):
                 found.setdefault(code, []).append(key)
         return found
 

@@ -425,6 +425,9 @@ class LogFiles:
 
         Args:
             start, end: Batch boundaries: the start of the read, and its upper limit.
+
+        Raises:
+            OffsetOutOfRange: The log no longer has ``start``.
         """
         if end - start <= records:
             return end
@@ -436,15 +439,13 @@ class LogFiles:
         _, first, last = self._places(start, end)
         return last - first
 
-    def split(self, start: Offset, end: Offset, parts: int, bytes_min: int) -> list[tuple[Offset, Offset]]:
+    def split(self, start: Offset, end: Offset, parts: int) -> list[tuple[Offset, Offset]]:
         """Split a range of offsets at batches that the sparse indexes list.
 
         Args:
             parts: Maximum number of parts, of about equal size in bytes.
-            bytes_min: Approximate minimum size of a part.
         """
         inner, first, last = self._places(start, end)
-        parts = max(1, min(parts, (last - first) // max(bytes_min, 1)))
         places = [first + (last - first) * part // parts for part in range(1, parts)]
         nearest = (bisect_right(inner, (place, Offset(0))) for place in places)
         cuts = sorted({inner[at][1] for at in nearest if at < len(inner)})

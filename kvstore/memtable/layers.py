@@ -8,14 +8,18 @@ frozen: they go away together.
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Sequence
-from typing import Generic, Protocol, Self, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 _LARGER = 2
 """A layer stays by itself while it is more than so many times as large as the newer one."""
+
+
+MADE_BYTES = "bytes"
+"""Of what reads have made of a layer: how many bytes of memory that takes."""
 
 
 class Fixed(Protocol[K, V]):
@@ -31,7 +35,7 @@ class Fixed(Protocol[K, V]):
     def find_all(self, keys: list[K], /) -> list[V | None]:
         """The value of each key, None if there is none."""
 
-    def items(self) -> ItemsView[K, V]:
+    def items(self) -> Iterable[tuple[K, V]]:
         """All keys, each with its value."""
 
     def over(self, older: Layer[K, V], /) -> Fixed[K, V] | None:
@@ -47,13 +51,21 @@ class Layers(Generic[K, V]):
     Args:
         dicts: The newest first; dicts, or runs.
         frozen: How many of them, the oldest ones, change no more.
+        made: See the attribute; None for nothing.
 
     Attributes:
         dicts: The argument.
+        made: For each of them, what reads have made of it. One that a read has been given changes no more.
     """
 
-    def __init__(self, dicts: tuple[Layer[K, V], ...] = (), frozen: int = 0) -> None:
+    def __init__(
+        self,
+        dicts: tuple[Layer[K, V], ...] = (),
+        frozen: int = 0,
+        made: tuple[dict[Any, Any], ...] | None = None,
+    ) -> None:
         self.dicts = dicts
+        self.made = tuple({} for _ in dicts) if made is None else made
         self._frozen = frozen
 
     def __len__(self) -> int:
@@ -92,7 +104,7 @@ class Layers(Generic[K, V]):
         while len(older) > self._frozen and isinstance(next := older[0], dict) and len(next) <= _LARGER * len(newest):
             newest = next | newest
             del older[0]
-        return type(self)((newest, *older), self._frozen)
+        return self._with(newest, older)
 
     def over(self, values: Fixed[K, V]) -> Self:
         """These layers, and over them a new one that changes no more."""
@@ -102,12 +114,17 @@ class Layers(Generic[K, V]):
                 break
             values = both
             del older[0]
-        return type(self)((values, *older), self._frozen)
+        return self._with(values, older)
+
+    def _with(self, newest: Layer[K, V], older: Sequence[Layer[K, V]]) -> Self:
+        made = self.made[len(self.made) - len(older) :]
+        return type(self)((newest, *older), self._frozen, ({}, *made))
 
     def freeze(self) -> Self:
         """These layers, all of them frozen."""
-        return type(self)(self.dicts, len(self.dicts))
+        return type(self)(self.dicts, len(self.dicts), self.made)
 
     def without_frozen(self) -> Self:
         """These layers without those that are frozen."""
-        return type(self)(self.dicts[: len(self.dicts) - self._frozen])
+        count = len(self.dicts) - self._frozen
+        return type(self)(self.dicts[:count], 0, self.made[:count])

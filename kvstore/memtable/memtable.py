@@ -16,19 +16,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import compress
 from math import ceil
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from kvstore.disk.environment import Transaction
-from kvstore.index.index import Index, Layer as RowLayer, View
-from kvstore.memtable.layers import Layer, Layers
+from kvstore.index.index import Index, View
+from kvstore.memtable.layers import MADE_BYTES, Layer, Layers
 from kvstore.memtable.run import Run, found_over
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
-from kvstore.memtable.view import NewerView, OrderedLayer, first_of
+from kvstore.memtable.view import NewerView
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
 from logformat.log.index_state import IndexState
@@ -148,14 +147,11 @@ class Memtable:
         index: The argument.
         entries: What changes with the rows of the index; None for a table without secondary indexes.
         published: What every reader sees; replaced as a whole.
-        derived: What searches have made of layers, each with its layer; nothing of those that are merged.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.entries: MovedEntries | None = None
-        self.derived: tuple[tuple[RowLayer, Any], ...] = ()
-        self._ordered: tuple[tuple[Layer[bytes, bytes], OrderedLayer], ...] = ()
         self._pending: dict[bytes, bytes] = {}
         self._pending_before: tuple[Run, ...] = ()  # the newest first
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
@@ -168,6 +164,12 @@ class Memtable:
         self._tree = state._replace(merging=None)
 
     # Reads, by any thread
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory everything published takes, with what reads have made of it."""
+        published = self.published
+        return published.size + sum([made.get(MADE_BYTES, 0) for made in published.rows.made])
 
     @property
     def is_merged(self) -> bool:
@@ -199,8 +201,8 @@ class Memtable:
         # If it was merged meanwhile, the index has the row, or a newer one.
         return self.index.environment.get(key)
 
-    def at_once(self, look: Callable[[Transaction, Sequence[Layer[bytes, bytes]]], T]) -> T:
-        """What a function finds, soon, in the index and in the layers over it, of which the newest is the first.
+    def at_once(self, look: Callable[[Transaction, Published], T]) -> T:
+        """What a function finds, soon, in the index and in what is published over it.
 
         Raises:
             CorruptData: A page of the index is damaged.
@@ -210,7 +212,7 @@ class Memtable:
             with self._lock:
                 published, self._is_seen = self.published, True
             # As for a view.
-            return (look(transaction, published.rows.dicts),) if published.start == start else None
+            return (look(transaction, published),) if published.start == start else None
 
         while True:
             start = self.published.start
@@ -224,20 +226,7 @@ class Memtable:
         Raises:
             CorruptData: A page of the index is damaged.
         """
-
-        def within(transaction: Transaction, layers: Sequence[Layer[bytes, bytes]]) -> T:
-            tree = View(transaction)
-            return look(partial(first_of, tree, self._in_order_of(layers)) if layers else tree.first)
-
-        return self.at_once(within)
-
-    def _in_order_of(self, layers: Sequence[Layer[bytes, bytes]]) -> list[OrderedLayer]:
-        """Layers with their keys in order; what was put in order is kept as long as it is asked for."""
-        known = self._ordered
-        self._ordered = ordered = tuple(
-            next((each for each in known if each[0] is layer), None) or (layer, _ordered(layer)) for layer in layers
-        )
-        return [layer for _, layer in ordered]
+        return self.at_once(lambda transaction, published: look(_over(View(transaction), published).first))
 
     @contextmanager
     def view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
@@ -387,7 +376,7 @@ class Memtable:
         assert merge is not None
         merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree, self.derived, self._ordered = None, merge.state, (), ()
+            self._merge, self._tree = None, merge.state
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -403,13 +392,6 @@ def _halfway(before: IndexState, after: IndexState) -> IndexState:
     """The state of an index with some of the changes from one state to another."""
     base, position, offset = after.synced_base, after.synced_position, after.synced_offset
     return before._replace(synced_base=base, synced_position=position, synced_offset=offset, merging=after)
-
-
-def _ordered(layer: Layer[bytes, bytes]) -> OrderedLayer:
-    if isinstance(layer, Run):
-        return OrderedLayer.of(layer)
-    keys, rows = sorted(layer), cast("dict[bytes, bytes]", layer)
-    return OrderedLayer(keys, lambda low, high: [(key, rows[key]) for key in keys[low:high]])
 
 
 def _over(tree: View, published: Published) -> View:

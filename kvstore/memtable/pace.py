@@ -32,7 +32,7 @@ class Pace:
 
     def note(self) -> None:
         """Tell the budget how large the memtable is now."""
-        self._budget.note(*self._bucket, self._memtable.published.size)
+        self._budget.note(*self._bucket, self._memtable.size)
 
     def forget(self) -> None:
         """Tell the budget that the memtable takes no memory any more."""
@@ -43,14 +43,14 @@ class Pace:
         memtable = self._memtable
         if memtable.is_merging:
             return memtable.merged_share < self.share()
-        return self._budget.is_over(memtable.published.size, 2, memtable.index.leaf_bytes)
+        return self._budget.is_over(memtable.size, 2, memtable.index.leaf_bytes)
 
     def is_full(self) -> bool:
         """Whether nothing may be added to the memtable before a slice, or all of a merge, is done."""
         memtable = self._memtable
         if memtable.is_merging:
             return self.share() == 1
-        return self._budget.is_over(memtable.published.size, 1, memtable.index.leaf_bytes)
+        return self._budget.is_over(memtable.size, 1, memtable.index.leaf_bytes)
 
     def share(self) -> float:
         """Which part of the merge is due, at the end of the next slice; 0 if none is under way."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
 import pyarrow.compute as pc
 
+from kvstore.index.index import Layer as RowLayer
 from kvstore.memtable.layers import Layer
 from logformat import binary_column
 from logformat.binary_column import WORD, BinaryColumn, windows
@@ -64,9 +65,9 @@ class Run:
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.keys.to_list())
 
-    def items(self) -> ItemsView[bytes, bytes]:
-        """All keys, each with its row."""
-        return dict(zip(self.keys.to_list(), self.rows.to_list(), strict=True)).items()
+    def items(self) -> Iterable[tuple[bytes, bytes]]:
+        """All keys, each with its row, as objects."""
+        return zip(self.keys.to_list(), self.rows.to_list(), strict=True)
 
     def over(self, older: Layer[bytes, bytes]) -> Run | None:
         """This run, with the rows that only an older layer has; None if it would take more than 32 MiB.
@@ -93,10 +94,6 @@ class Run:
         """The part with keys from ``start`` to ``stop`` (exclusive; None for no end), not copied."""
         low = bisect_left(self.keys, start)
         return self.slice(low, len(self) if stop is None else bisect_left(self.keys, stop, low))
-
-    def pairs(self) -> Iterable[tuple[bytes, bytes]]:
-        """Each key with its row, as objects."""
-        return zip(self.keys.to_list(), self.rows.to_list(), strict=True)
 
     def there(self) -> Run:
         """The part without deleted keys."""
@@ -168,6 +165,15 @@ class Run:
             (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
         )
         return first[:length], _numbers_after(length, keys).data
+
+
+def rows_there(layer: RowLayer) -> tuple[BinaryColumn, BinaryColumn]:
+    """Keys of a layer's rows, without those that were deleted, and the rows."""
+    if isinstance(layer, Run):
+        there = layer.there()
+        return there.keys, there.rows
+    rows = {key: row for key, row in layer.items() if row}
+    return BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
 
 
 def _numbers_after(length: int, keys: BinaryColumn) -> np.ndarray:

@@ -19,6 +19,7 @@ from kvstore.memtable.run import Run, merged
 from logformat.binary_column import BinaryColumn
 from logformat.rows.ordering import in_order
 
+_IN_ORDER = "keys in order"
 _SORTED_BY_NUMBERS = 1000
 """So many keys are sorted faster by numbers than as objects."""
 
@@ -30,6 +31,16 @@ class RowLayers(Layers[bytes, bytes]):
     def run(self) -> Run:
         """All rows; the layers change no more."""
         return SortedRows(self).all()
+
+    def in_order(self) -> list[tuple[Run | dict[bytes, bytes], Sequence[bytes] | BinaryColumn]]:
+        """The layers, which change no more, each with its keys in order."""
+        found = []
+        for layer, made in zip(cast("tuple[Run | dict[bytes, bytes], ...]", self.dicts), self.made, strict=True):
+            keys = made.get(_IN_ORDER)
+            if keys is None:
+                keys = made[_IN_ORDER] = layer.keys if isinstance(layer, Run) else sorted(layer)
+            found.append((layer, keys))
+        return found
 
 
 class _Keys(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import cast
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class NewerView(View):
         rows: RowLayers,
         writers: Callable[[], dict[WriterId, WriterEntry]],
     ) -> None:
-        self.layers = rows.dicts
+        self.layers = tuple(zip(rows.dicts, rows.made, strict=True))
         # The pages of an index without rows can't be divided.
         self.leaves = tree.leaves if tree.leaves is not None and tree.bounds() is not None else None
         self._tree = tree
@@ -66,15 +66,14 @@ class NewerView(View):
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get`."""
-        there, values = self.find(BinaryColumn.from_list(keys))
-        found = iter(values.to_list())
-        return [next(found) if is_there else b"" for is_there in there.tolist()]
+        older, newer = self._tree.get(keys), self._rows.newest(keys)
+        return older if newer is None else [old if new is None else new for old, new in zip(older, newer, strict=True)]
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
         there, values = self._tree.find(keys)
-        runs = [each for each in self.layers if isinstance(each, Run)]
-        if runs and len(runs) == len(self.layers) and len(keys) >= FEW_KEYS:
+        runs = [each for each in self._rows.dicts if isinstance(each, Run)]
+        if runs and len(runs) == len(self._rows.dicts) and len(keys) >= FEW_KEYS:
             return found_over(runs, keys, there, values)  # as columns
         newer = self._rows.newest(keys.to_list())
         if newer is None:
@@ -85,47 +84,65 @@ class NewerView(View):
         there = np.fromiter((row is not None for row in rows), bool, len(rows))
         return there, BinaryColumn.from_list([row for row in rows if row is not None])
 
-    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+    def found(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[FoundRows]:
         """See :meth:`View.found`."""
-        newer = self._rows.run.between(start, stop)
-        place = 0
-        for rows in self._tree.found(chunk, start, stop):
-            until = bisect_right(newer.keys, rows.keys()[-1], place) if place < len(newer) else place
-            if until == place:
+        left = self._rows.run.between(start, stop)
+        for rows in self._tree.found(chunk, start, stop, reverse=reverse):
+            if not len(left):
                 yield rows
+                continue
+            if reverse:
+                at = bisect_left(left.keys, rows.keys()[0])
+                newer, left = left.slice(at, len(left)), left.slice(0, at)
             else:
-                yield from _in_chunks(_laid_over(rows, newer.slice(place, until)), chunk)
-            place = until
-        yield from _in_chunks(newer.slice(place, len(newer)).there(), chunk)
-
-    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
-        """See :meth:`View.found_reversed`."""
-        newer = self._rows.run.between(start, stop)
-        end = len(newer)
-        for rows in self._tree.found_reversed(chunk, start, stop):
-            place = bisect_left(newer.keys, rows.keys()[0], 0, end)
-            if place == end:
+                at = bisect_right(left.keys, rows.keys()[-1])
+                newer, left = left.slice(0, at), left.slice(at, len(left))
+            if len(newer):
+                yield from _in_chunks(_laid_over(rows, newer), chunk, reverse=reverse)
+            else:
                 yield rows
-            else:
-                yield from reversed(list(_in_chunks(_laid_over(rows, newer.slice(place, end)), chunk)))
-            end = place
-        yield from reversed(list(_in_chunks(newer.slice(0, end).there(), chunk)))
+        yield from _in_chunks(left.there(), chunk, reverse=reverse)
 
     def first(
         self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """See :meth:`View.first`."""
-        return first_of(self._tree, [OrderedLayer.of(self._rows.run)], most, start, stop, reverse=reverse)
+        layers = self._rows.in_order()
+        found: list[tuple[bytes, bytes]] = []
+        step = most
+        while True:
+            pairs, is_all = self._tree.first(step, start, stop, reverse=reverse)
+            ends = [] if is_all else [pairs[-1][0]]  # what comes after it is not known yet
+            newer: dict[bytes, bytes] = {}
+            for layer, keys in reversed(layers):
+                low = bisect_left(keys, start)
+                high = len(keys) if stop is None else bisect_left(keys, stop, low)
+                if high - low > step:
+                    low, high = (high - step, high) if reverse else (low, low + step)
+                    ends.append(keys[low] if reverse else keys[high - 1])
+                if isinstance(layer, Run):
+                    newer.update(layer.slice(low, high).items())
+                else:
+                    newer.update((key, layer[key]) for key in cast("list[bytes]", keys)[low:high])
+            if not newer:
+                found += pairs
+                return found[:most], is_all and len(found) <= most
+            end = (max if reverse else min)(ends, default=None)
+            both = dict(pairs) | newer
+            known = both if end is None else [key for key in both if (key >= end if reverse else key <= end)]
+            found += ((key, row) for key in sorted(known, reverse=reverse) if (row := both[key]))
+            if end is None or len(found) >= most or sum(len(row) for _, row in found) > FEW_BYTES:
+                return found[:most], end is None and len(found) <= most
+            start, stop = (start, end) if reverse else (end + b"\0", stop)
+            step *= _STEP_GROWS  # most of what was read was deleted
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """A key at or before the first, and one at or after the last; None if there are no rows."""
         newer, older = self._rows.run.keys, self._tree.bounds()
         ends = [*(older or ()), *((newer[0], newer[-1]) if len(newer) else ())]
         return (min(ends), max(ends)) if ends else None
-
-    def first_from(self, key: bytes) -> bytes | None:
-        """See :meth:`View.first_from`."""
-        return next((rows.keys()[0] for rows in self.found(1, key)), None)
 
     def entries_records(self) -> dict[int, EntriesRecord]:
         """See :meth:`View.entries_records`."""
@@ -139,15 +156,6 @@ class NewerView(View):
         """See :meth:`View.entries`."""
         return self._tree.entries(start, stop)
 
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See :meth:`View.get_stored`."""
-        return self._tree.get(keys)
-
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
-        """See :meth:`View.newer`."""
-        run = self._rows.run
-        return run.keys, run.rows
-
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""
         newer = self._rows.run
@@ -157,53 +165,6 @@ class NewerView(View):
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`; without what is newer."""
         return self._tree.leaf_bytes()
-
-
-class OrderedLayer(NamedTuple):
-    """Rows that are newer than an index, or than an older layer.
-
-    Attributes:
-        keys: Sorted.
-        rows: Returns the keys from one place to another (exclusive), each with its row, empty if it was deleted.
-    """
-
-    keys: Sequence[bytes] | BinaryColumn
-    rows: Callable[[int, int], Iterable[tuple[bytes, bytes]]]
-
-    @classmethod
-    def of(cls, run: Run) -> OrderedLayer:
-        """Those of a run."""
-        return cls(run.keys, lambda low, high: run.slice(low, high).pairs())
-
-
-def first_of(
-    tree: View, layers: Sequence[OrderedLayer], most: int, start: bytes, stop: bytes | None, *, reverse: bool
-) -> tuple[list[tuple[bytes, bytes]], bool]:
-    """See :meth:`View.first`, of an index and the layers over it, of which the newest is the first."""
-    found: list[tuple[bytes, bytes]] = []
-    step = most
-    while True:
-        pairs, is_all = tree.first(step, start, stop, reverse=reverse)
-        ends = [] if is_all else [pairs[-1][0]]  # what comes after it is not known yet
-        newer: dict[bytes, bytes] = {}
-        for keys, rows in reversed(layers):
-            low = bisect_left(keys, start)
-            high = len(keys) if stop is None else bisect_left(keys, stop, low)
-            if high - low > step:
-                low, high = (high - step, high) if reverse else (low, low + step)
-                ends.append(keys[low] if reverse else keys[high - 1])
-            newer.update(rows(low, high))
-        if not newer:
-            found += pairs
-            return found[:most], is_all and len(found) <= most
-        end = (max if reverse else min)(ends, default=None)
-        both = dict(pairs) | newer
-        known = both if end is None else [key for key in both if (key >= end if reverse else key <= end)]
-        found += ((key, row) for key in sorted(known, reverse=reverse) if (row := both[key]))
-        if end is None or len(found) >= most or sum(len(row) for _, row in found) > FEW_BYTES:
-            return found[:most], end is None and len(found) <= most
-        start, stop = (start, end) if reverse else (end + b"\0", stop)
-        step *= _STEP_GROWS  # most of what was read was deleted
 
 
 def _laid_over(older: FoundRows, newer: Run) -> Run:
@@ -221,11 +182,13 @@ def _laid_over(older: FoundRows, newer: Run) -> Run:
     return Run(*(column.take(order) for column in both))
 
 
-def _in_chunks(run: Run, chunk: int) -> Iterator[FoundRows]:
+def _in_chunks(run: Run, chunk: int, *, reverse: bool) -> Iterator[FoundRows]:
     first, ends = 0, run.rows.offsets
+    parts = []
     while first < len(run):
         of_size = int(np.searchsorted(ends, ends[first] + CHUNK_BYTES))
         last = min(first + chunk, max(of_size, first + 1), len(run))
-        part = run.slice(first, last)
+        parts.append(run.slice(first, last))
         first = last
+    for part in reversed(parts) if reverse else parts:
         yield FoundRows.of(part.keys.moved(), part.rows.moved())

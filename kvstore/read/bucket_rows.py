@@ -16,7 +16,6 @@ from kvstore.index.index import View
 from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.scan import KeyRange, offset_as_of, rows_as_of, scan_schema
-from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.ids import Offset
 from logformat.rows import intake
@@ -67,11 +66,7 @@ def bucket_rows(
         # Read after the view, so that it has the schemas of all rows.
         current = latest().named_as(asked)
         offset = end if as_of is None else offset_as_of(as_of, handle.log, end)
-        batches = (
-            _rows_now(view, current, schema.names, within, batch_rows)
-            if as_of is None
-            else _rows_then(view, handle.log, current, offset, schema.names, within)
-        )
+        batches = _rows(view, handle.log, current, offset, schema.names, within, batch_rows)
         left = Event()
         try:
             yield BucketRows(schema, offset, end, _until(left, batches, schema))
@@ -103,15 +98,14 @@ def _within(definition: TableDefinition, key: Keys, after: Keys) -> KeyRange:
     return KeyRange(start + b"\0") if key is None else KeyRange(start, start + b"\0")
 
 
-def _rows_now(
-    view: View, definition: TableDefinition, columns: list[str], within: KeyRange, batch_rows: int
+def _rows(
+    view: View,
+    log: LogFiles,
+    definition: TableDefinition,
+    offset: Offset,
+    columns: list[str],
+    within: KeyRange,
+    batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    layout = layout_of(definition)
-    for found in view.found(batch_rows, within.start, within.stop):
-        yield rows_found(layout, found, columns)
-
-
-def _rows_then(
-    view: View, log: LogFiles, definition: TableDefinition, offset: Offset, columns: list[str], within: KeyRange
-) -> Iterator[pa.RecordBatch]:
-    yield from rows_as_of(view, log, definition, offset, columns, [within])  # reads the log once it is asked for
+    # Reads the log once it is asked for.
+    yield from rows_as_of(view, log, definition, offset, columns, [within], batch_rows=batch_rows)

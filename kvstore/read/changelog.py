@@ -75,7 +75,9 @@ CHANGE_FIELDS = pa.schema(
 _CHANGE_NAMES = frozenset(CHANGE_FIELDS.names)
 
 READ_ROWS = 1 << 15
-"""Small batches of the log are combined until they have about this many rows."""
+"""Small batches of the log are combined until they have about this many rows,"""
+READ_BYTES = 64 << 20
+"""or take this much memory."""
 
 VIEWED_RECORDS_MIN = READ_ROWS // 8
 
@@ -173,21 +175,30 @@ def changes_between(
     """
     schema = changelog_schema(definition, columns)
     if selection is not None:
-        yield from _selected(found, definition, bucket, schema, start, end, selection)
-        return
+        return _gathered(_selected(found, definition, bucket, schema, start, end, selection))
+
+    def changes_in(each: FoundBatch) -> pa.RecordBatch:
+        part = _part(each, definition, schema.names, (), start, end, whole_updates=whole_updates, validate=validate)
+        base, count = each.header.base_offset, len(part.kinds)
+        offsets = _offsets(base + part.first, base + part.first + count)
+        about = About(bucket, offsets, part.kinds, each.header.commit_timestamp, base)
+        return _arranged(part.rows, schema, count, about)
+
+    return _gathered(map(changes_in, found))
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in larger batches, none of them empty."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
-    for each in found:
-        changes = _changes_in(
-            each, definition, bucket, schema, start, end, whole_updates=whole_updates, validate=validate
-        )
-        if not changes.num_rows:
+    rows = size = 0
+    for batch in batches:
+        if not batch.num_rows:
             continue
-        waiting.append(changes)
-        rows += changes.num_rows
-        if rows >= READ_ROWS:
+        waiting.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= READ_ROWS or size >= READ_BYTES:
             yield _together(waiting)
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield _together(waiting)
 
@@ -205,29 +216,8 @@ def inserts_of(
     for batch in rows:
         count = batch.num_rows
         kinds = np.full(count, ChangeType.INSERT, np.uint8)
-        yield _arranged(About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1), batch, schema)
-
-
-def _changes_in(
-    found: FoundBatch,
-    definition: TableDefinition,
-    bucket: BucketId,
-    schema: pa.Schema,
-    start: Offset,
-    end: Offset,
-    *,
-    whole_updates: bool,
-    validate: bool,
-) -> pa.RecordBatch:
-    header = found.header
-    batch = _decoded(found, definition, schema.names, validate=validate)
-    first = max(start - header.base_offset, 0)
-    last = min(end - header.base_offset, header.record_count)
-    if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
-        first -= 1
-    offsets = _offsets(header.base_offset + first, header.base_offset + max(first, last))
-    about = About(bucket, offsets, batch.change_types[first:last], header.commit_timestamp, header.base_offset)
-    return _arranged(about, batch.rows.slice(first, len(offsets)), schema)
+        about = About(bucket, np.full(count, end - 1), kinds, timestamp, end - 1)
+        yield _arranged(batch, schema, count, about)
 
 
 def _decoded(
@@ -299,29 +289,16 @@ def _selected(
     reading = _Reading(definition, bucket, schema, selection, looked_at, returned)
     more = [name for name in returned.names if name not in looked_at.names]
     parts: list[_Part] = []
-    waiting: list[pa.RecordBatch] = []
-    records = rows = 0
-
-    def ended() -> None:
-        nonlocal records, rows
-        if parts and (batch := _chosen(parts, reading)) is not None:
-            waiting.append(batch)
-            rows += batch.num_rows
-        parts.clear()
-        records = 0
-
+    records = size = 0
     for each in found:
-        part = _part(each, definition, looked_at.names, more, start, end)
+        part = _part(each, definition, looked_at.names, more, start, end, whole_updates=True)
         parts.append(part)
-        records += len(part.kinds)
-        if records >= READ_ROWS:
-            ended()
-        if rows >= READ_ROWS:
-            yield _together(waiting)
-            waiting, rows = [], 0
-    ended()
-    if waiting:
-        yield _together(waiting)
+        records, size = records + len(part.kinds), size + len(each.data) + part.rows.nbytes
+        if records >= READ_ROWS or size >= READ_BYTES:
+            yield from _chosen(parts, reading)
+            parts, records, size = [], 0, 0
+    if parts:
+        yield from _chosen(parts, reading)
 
 
 def _part(
@@ -331,23 +308,27 @@ def _part(
     more: Sequence[str],
     start: Offset,
     end: Offset,
+    *,
+    whole_updates: bool,
+    validate: bool = False,
 ) -> _Part:
+    """The changes of a batch in a range of offsets; see :func:`changes_between`, and :func:`_decoded` for columns."""
     header = found.header
-    batch = _decoded(found, definition, columns, validate=False, more=more)
+    batch = _decoded(found, definition, columns, validate=validate, more=more)
     first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
-    if 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
+    if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
     kinds = batch.change_types[first : max(first, last)]
     return _Part(found, first, kinds, batch.rows.slice(first, len(kinds)))
 
 
-def _chosen(parts: Sequence[_Part], reading: _Reading) -> pa.RecordBatch | None:
-    """The selected changes of some parts; None if there are none."""
+def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[pa.RecordBatch]:
+    """The selected changes of some parts, in one batch, if there are any."""
     counts = np.array([len(part.kinds) for part in parts])
     looked_at = _joined([part.rows for part in parts], reading.looked_at)
     places, kinds, moved = reading.selection.of(looked_at, np.concatenate([part.kinds for part in parts]))
     if not len(places):
-        return None
+        return
     ends = np.cumsum(counts)
     numbers = np.searchsorted(ends, places, side="right")  # of the part of each
     hit, group = np.unique(numbers, return_inverse=True)
@@ -366,9 +347,8 @@ def _chosen(parts: Sequence[_Part], reading: _Reading) -> pa.RecordBatch | None:
         taken.append(chosen + count)
         count += all_rows.num_rows
     changes = _joined(rows, reading.returned).take(pa.array(np.concatenate(taken)))
-    return _arranged(
-        About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases), changes, reading.schema
-    )
+    columns = About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases)
+    yield _arranged(changes, reading.schema, len(kinds), columns)
 
 
 def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
@@ -383,20 +363,7 @@ def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
 
 def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
     """Rows with the columns of a schema."""
-    return _together([_with_columns(batch, schema, batch.num_rows) for batch in batches])
-
-
-def _with_columns(rows: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.RecordBatch:
-    """The columns of a schema; null where the rows are older than a column."""
-    columns = []
-    for field in schema:
-        place = rows.schema.get_field_index(field.name)
-        columns.append(pa.nulls(count, field.type) if place < 0 else rows.column(place))
-    return pa.RecordBatch.from_arrays(columns, schema=schema) if columns else _no_columns(count)
-
-
-def _no_columns(count: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return _together([_arranged(batch, schema, batch.num_rows) for batch in batches])
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,16 +407,19 @@ def _offsets(first: int, end: int) -> np.ndarray:
     return np.add(_COUNTED[: end - first], first, out=offsets)
 
 
-def _arranged(about: About, rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _arranged(rows: pa.RecordBatch, schema: pa.Schema, count: int, about: About | None = None) -> pa.RecordBatch:
+    """The columns of a schema; null where the rows are older than a column."""
     there = dict(zip(rows.schema.names, rows.columns, strict=True))
     columns = []
     for field in schema:
-        if field.name in _CHANGE_NAMES:
+        if about is not None and field.name in _CHANGE_NAMES:
             columns.append(about.column(field.name))
         elif field.name in there:
             columns.append(there[field.name])
         else:
-            columns.append(pa.nulls(len(about.offsets), field.type))  # the row is older than the column
+            columns.append(pa.nulls(count, field.type))
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -137,15 +137,10 @@ def rows_now(
         batch_rows: Largest number of rows of a batch.
     """
     layout = layout_of(definition)
-    for found in _found(view, keys or KeyRange(), batch_rows, reverse=reverse):
+    within = keys or KeyRange()
+    for found in view.found(batch_rows, within.start, within.stop, reverse=reverse):
         rows = rows_found(layout, found, columns)
         yield backwards(rows) if reverse else rows
-
-
-def _found(view: View, within: KeyRange, rows: int, *, reverse: bool) -> Iterator[FoundRows]:
-    if reverse:
-        return view.found_reversed(rows, within.start, within.stop)
-    return view.found(rows, within.start, within.stop)
 
 
 def backwards(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -174,26 +169,46 @@ def rows_as_of(
     Raises:
         OffsetOutOfRange: The log no longer has the changes since then, or the offset is in the future.
     """
-    now = view.state().applied_offset
-    if not 0 <= offset <= now:
-        raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
+    names = list(columns) if columns is not None else definition.schema.names
+    undone = _undone(view, log, definition, offset, names)
     ordered = keys[::-1] if reverse else keys
-    if offset == now:
+    if undone is None:
         return chain.from_iterable(
             rows_now(view, definition, columns, within, reverse=reverse, batch_rows=batch_rows) for within in ordered
         )
+    return chain.from_iterable(
+        _rows_undone(view, definition, undone, names, within, batch_rows, reverse=reverse) for within in ordered
+    )
+
+
+def _undone(
+    view: View,
+    log: LogReads,
+    definition: TableDefinition,
+    offset: Offset,
+    names: Sequence[str],
+    of_keys: BinaryColumn | None = None,
+) -> FirstChanges | None:
+    """The first change since an offset of each key, or of some; None if there is none, since it is the view's end.
+
+    Raises:
+        OffsetOutOfRange: See :func:`rows_as_of`.
+    """
+    now = view.state().applied_offset
+    if not 0 <= offset <= now:
+        raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
+    if offset == now:
+        return None
     check_undoable(definition)
     layout = layout_of(definition)
-    names = list(columns) if columns is not None else definition.schema.names
     needed = ["_change_type", *dict.fromkeys([*layout.key_names, *names])]
     changes = changes_between(
         log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
     )
-    undone = first_changes(changes, definition, names)
-    undo = _rows_undone_reversed if reverse else _rows_undone
-    return chain.from_iterable(
-        undo(view, definition, _within(undone, within), names, within, batch_rows) for within in ordered
-    )
+    if of_keys is not None:
+        wanted = of_keys.to_arrow()
+        changes = (rows.filter(pc.is_in(layout.encode_keys(rows).to_arrow(), wanted)) for rows in changes)
+    return first_changes(changes, definition, names)
 
 
 def rows_of_keys(
@@ -217,18 +232,7 @@ def rows_of_keys(
     Raises:
         OffsetOutOfRange: See :func:`rows_as_of`.
     """
-    now = view.state().applied_offset
-    if not 0 <= offset <= now:
-        raise OffsetOutOfRange("`as_of` must be an offset from 0 to the log's end.", as_of=offset, log_end=now)
-    layout, undone = layout_of(definition), None
-    if offset < now:
-        check_undoable(definition)
-        needed, wanted = ["_change_type", *dict.fromkeys([*layout.key_names, *columns])], keys.to_arrow()
-        changes = changes_between(
-            log.batches(offset, now), definition, BucketId(0), offset, now, needed, whole_updates=True
-        )
-        of_keys = (rows.filter(pc.is_in(layout.encode_keys(rows).to_arrow(), wanted)) for rows in changes)
-        undone = first_changes(of_keys, definition, columns)
+    layout, undone = layout_of(definition), _undone(view, log, definition, offset, columns, keys)
     starts = range(0, len(keys), batch_rows)
     for start in reversed(starts) if reverse else starts:
         some = keys.slice(start, min(start + batch_rows, len(keys)))
@@ -238,8 +242,7 @@ def rows_of_keys(
         if len(found):
             rows = rows_found(layout, FoundRows.of(found, values), columns)
         if undone is not None:
-            within = slice(bisect_left(undone.keys, some[0]), bisect_right(undone.keys, some[len(some) - 1]))
-            rows = _replaced(rows, found, undone, within)
+            rows = _replaced(rows, found, undone.between(some[0], some[-1] + b"\0"))
         if rows.num_rows:
             yield backwards(rows) if reverse else rows
 
@@ -346,48 +349,37 @@ def matching(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
 
 
 def _rows_undone(
-    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange, batch_rows: int
+    view: View,
+    definition: TableDefinition,
+    undone: FirstChanges,
+    names: list[str],
+    within: KeyRange,
+    batch_rows: int,
+    *,
+    reverse: bool,
 ) -> Iterator[pa.RecordBatch]:
-    layout = layout_of(definition)
-    place = 0
-    for found in view.found(batch_rows, within.start, within.stop):
-        rows, found_keys = rows_found(layout, found, names), found.keys()
-        until = bisect_right(undone.keys, found_keys[-1])
-        yield _replaced(rows, found_keys, undone, slice(place, until))
-        place = until
-    if place < len(undone.keys):
-        none = undone.keys.slice(0, 0)
-        yield _replaced(undone.rows.slice(0, 0), none, undone, slice(place, len(undone.keys)))
+    layout, left = layout_of(definition), undone.between(within.start, within.stop)
+    for found in view.found(batch_rows, within.start, within.stop, reverse=reverse):
+        rows, keys = rows_found(layout, found, names), found.keys()
+        if reverse:
+            some, left = left.between(keys[0], None), left.between(ROW, keys[0])
+            yield backwards(_replaced(rows, keys, some))
+        else:
+            end = keys[-1] + b"\0"
+            some, left = left.between(ROW, end), left.between(end, None)
+            yield _replaced(rows, keys, some)
+    if len(left.keys):
+        rows = _replaced(left.rows.slice(0, 0), left.keys.slice(0, 0), left)
+        yield backwards(rows) if reverse else rows
 
 
-def _rows_undone_reversed(
-    view: View, definition: TableDefinition, undone: FirstChanges, names: list[str], within: KeyRange, batch_rows: int
-) -> Iterator[pa.RecordBatch]:
-    layout = layout_of(definition)
-    place = len(undone.keys)
-    for found in view.found_reversed(batch_rows, within.start, within.stop):
-        rows, found_keys = rows_found(layout, found, names), found.keys()
-        since = bisect_left(undone.keys, found_keys[0])
-        yield backwards(_replaced(rows, found_keys, undone, slice(since, place)))
-        place = since
-    if place:
-        none = undone.keys.slice(0, 0)
-        yield backwards(_replaced(undone.rows.slice(0, 0), none, undone, slice(0, place)))
-
-
-def _within(changes: FirstChanges, within: KeyRange) -> FirstChanges:
-    low = bisect_left(changes.keys, within.start)
-    high = len(changes.keys) if within.stop is None else bisect_left(changes.keys, within.stop)
-    return FirstChanges(changes.keys.slice(low, high), changes.rows.slice(low, high - low), changes.existed[low:high])
-
-
-def _replaced(rows: pa.RecordBatch, keys: BinaryColumn, undone: FirstChanges, some: slice) -> pa.RecordBatch:
+def _replaced(rows: pa.RecordBatch, keys: BinaryColumn, undone: FirstChanges) -> pa.RecordBatch:
     """Rows in which those of some undone changes are replaced by their earlier state."""
-    if some.start == some.stop:
+    if not len(undone.keys):
         return rows
-    changed = undone.keys.slice(some.start, some.stop).to_arrow()
+    changed = undone.keys.to_arrow()
     kept = pc.invert(pc.is_in(keys.to_arrow(), changed))
-    existed = pa.array(undone.existed[some])
-    back = undone.rows.slice(some.start, some.stop - some.start).filter(existed)
+    existed = pa.array(undone.existed)
+    back = undone.rows.filter(existed)
     order = pc.array_sort_indices(pa.concat_arrays([keys.to_arrow().filter(kept), changed.filter(existed)]))
     return pa.concat_batches([rows.filter(kept), back]).take(order)

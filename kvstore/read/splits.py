@@ -18,6 +18,7 @@ from kvstore.errors import Conflict
 from kvstore.index.index import View
 from kvstore.indexing.asked import Asked
 from kvstore.indexing.filters import understood
+from kvstore.log.segments import LogFiles
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import changes_between, inserts_of
 from kvstore.read.pruning import offsets_where, ranges_where
@@ -54,13 +55,10 @@ class Splits:
         self._latest = latest
         self._held = held
 
-    def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
-        """The end of a read of whole commits: at most ``records`` records, but at least one commit.
-
-        Raises:
-            OffsetOutOfRange: The log no longer has ``start``.
-        """
-        return self._handle.log.commit_end(start, end, records)
+    @property
+    def log(self) -> LogFiles:
+        """Changes of the bucket; where it is divided, and how large its parts are."""
+        return self._handle.log
 
     def offsets_where(
         self, schema: pa.Schema, filter: pc.Expression | None, start: Offset, end: Offset
@@ -88,7 +86,7 @@ class Splits:
             CorruptBatch: The header of a batch is damaged; damage elsewhere is found only when the batch is read.
         """
         count, first, last = 0, None, None
-        for found in self._handle.log.batches(start, end, counts_only=True):
+        for found in self.log.batches(start, end, counts_only=True):
             base = found.header.base_offset
             begin, stop = max(start, base), min(end, Offset(base + found.header.record_count))
             if begin < stop:
@@ -117,14 +115,6 @@ class Splits:
             return None  # its rows are not counted
         state = self._handle.committed()
         return state.row_count if state.applied_offset == as_of else None
-
-    def change_bytes(self, start: Offset, end: Offset) -> int:
-        """Approximate bytes of the log in a range of offsets."""
-        return self._handle.log.bytes_between(start, end)
-
-    def split_changes(self, start: Offset, end: Offset, parts: int) -> list[tuple[Offset, Offset]]:
-        """A range of offsets divided between commits, into at most ``parts`` parts of about equal size."""
-        return self._handle.log.split(start, end, parts, 1)
 
     def keys_where(self, filter: pc.Expression | None, *, as_of: int) -> list[KeyRange]:
         """Ranges of keys outside of which no row, as of an offset, passes the filter."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -41,6 +42,12 @@ class FirstChanges:
     keys: BinaryColumn
     rows: pa.RecordBatch
     existed: np.ndarray
+
+    def between(self, start: bytes, stop: bytes | None) -> FirstChanges:
+        """Those of keys from ``start`` to ``stop`` (exclusive; None for no end)."""
+        low = bisect_left(self.keys, start)
+        high = len(self.keys) if stop is None else bisect_left(self.keys, stop, low)
+        return FirstChanges(self.keys.slice(low, high), self.rows.slice(low, high - low), self.existed[low:high])
 
     def undo(self) -> Changes:
         """The changes that undo these and all later ones."""

@@ -45,8 +45,8 @@ from kvstore.shared.table import SharedTable, has_shared_tables, store_of
 from kvstore.store.check import BucketReport, CheckReport
 from kvstore.store.read_store import ReadStore
 from kvstore.store.store import Store, open_store as open_directory
+from kvstore.table.read_only import refuse
 from kvstore.table.read_table import ReadTable
-from kvstore.table.table import refuse
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId
 from logformat.replica.object_file import parse_name

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from kvstore.store.check import CheckReport
-from kvstore.table import sql
+from kvstore.table.queries import sql
 from kvstore.table.read_table import ReadTable
 
 

@@ -10,8 +10,8 @@ from kvstore.process.calls import in_background
 from kvstore.store.read_store import ReadTables
 from kvstore.store.session import Session
 from kvstore.table.open_table import OpenTable
+from kvstore.table.read_only import ReadOnlyTable
 from kvstore.table.read_table import ReadTable
-from kvstore.table.table import ReadOnlyTable
 from kvstore.transaction.cut import tables_at_one_cut
 
 _REFUSED = "A table of a snapshot is only read, and has no `{name}`. Use the one of the store: store.table(name)."

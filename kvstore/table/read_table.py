@@ -44,7 +44,7 @@ from logformat.rows.intake import Keys
 from logformat.rows.python_rows import rows_of
 
 if TYPE_CHECKING:
-    from kvstore.table.dataset import Read, TableDataset
+    from kvstore.table.queries.dataset import Read, TableDataset
 
 Made = TypeVar("Made")
 
@@ -696,6 +696,6 @@ class ReadTable:
 
 
 def _dataset(schema: pa.Schema, read: Read) -> TableDataset:
-    from kvstore.table.dataset import TableDataset  # it imports pandas where there is one, which takes long
+    from kvstore.table.queries.dataset import TableDataset  # it imports pandas where there is one, which takes long
 
     return TableDataset(schema, read)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from copy import copy
 from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, Self
 from weakref import WeakSet
 
 import pyarrow.compute as pc
@@ -44,7 +44,7 @@ from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
 from kvstore.request.targets import renamed, schema_given, targets_of
 from kvstore.subscription.subscription import Feed, Subscription
-from kvstore.table.access import Access, Opened
+from kvstore.table.access import Access
 from kvstore.table.bucket import Bucket
 from kvstore.table.conditional import (
     Decide,
@@ -737,39 +737,3 @@ class Table(ReadTable):
                 bucket for bucket, answer in answers.items() if answer.exception() is None
             ]
             raise
-
-
-class ReadOnlyTable(ReadTable):
-    """A table that can only be read; what :class:`Table` has besides raises UnsupportedOperation.
-
-    Args:
-        opened, access: See :class:`kvstore.table.read_table.ReadTable`.
-        refused: The message of what is refused, with ``{name}`` for the name.
-    """
-
-    def __init__(self, opened: Opened, access: Access, refused: str) -> None:
-        super().__init__(opened, access)
-        self._refused = refused
-
-    def __setitem__(self, key: object, row: object) -> NoReturn:
-        raise UnsupportedOperation(self._refused.format(name="__setitem__"))
-
-    def __delitem__(self, key: object) -> NoReturn:
-        raise UnsupportedOperation(self._refused.format(name="__delitem__"))
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            refuse(self, Table, name, "" if name.startswith("_") else self._refused)
-
-
-def refuse(of: object, whole: type, name: str, refused: str) -> NoReturn:
-    """Refuse a public name of a class that writes, too.
-
-    Raises:
-        UnsupportedOperation: The class has the name.
-        AttributeError: It does not.
-    """
-    if hasattr(whole, name) and not name.startswith("_"):
-        raise UnsupportedOperation(refused.format(name=name))
-    raise AttributeError(f"{type(of).__name__!r} object has no attribute {name!r}", name=name, obj=of)

@@ -76,13 +76,11 @@ class HeldView(View):
         """See :meth:`View.find`."""
         return self._read(lambda: self._view.find(keys))
 
-    def found(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
+    def found(
+        self, chunk: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[FoundRows]:
         """See :meth:`View.found`."""
-        return self._each(self._view.found(chunk, start, stop))
-
-    def found_reversed(self, chunk: int, start: bytes = ROW, stop: bytes | None = None) -> Iterator[FoundRows]:
-        """See :meth:`View.found_reversed`."""
-        return self._each(self._view.found_reversed(chunk, start, stop))
+        return self._each(self._view.found(chunk, start, stop, reverse=reverse))
 
     def first(
         self, most: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
@@ -93,10 +91,6 @@ class HeldView(View):
     def bounds(self) -> tuple[bytes, bytes] | None:
         """See :meth:`View.bounds`."""
         return self._read(self._view.bounds)
-
-    def first_from(self, key: bytes) -> bytes | None:
-        """See :meth:`View.first_from`."""
-        return self._read(lambda: self._view.first_from(key))
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""
@@ -115,14 +109,6 @@ class HeldView(View):
         found = self._read(lambda: self._view.entries(start, stop))
         while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
             yield from some
-
-    def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
-        """See :meth:`View.get_stored`."""
-        return self._read(lambda: self._view.get_stored(keys))
-
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
-        """See :meth:`View.newer`."""
-        return self._read(self._view.newer)
 
     def leaf_bytes(self) -> int:
         """See :meth:`View.leaf_bytes`."""

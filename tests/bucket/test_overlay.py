@@ -148,12 +148,11 @@ def assert_is_whole(view: View, before: list[tuple[bytes, bytes]], random: Rando
     assert [key for part in view.found(chunk, start, stop) for key in part.keys().to_list()] == [
         key for key in keys if start <= key < stop
     ]
-    backwards = [part.keys().to_list() for part in view.found_reversed(chunk, start, stop)]
+    backwards = [part.keys().to_list() for part in view.found(chunk, start, stop, reverse=True)]
     assert [key for part in backwards for key in reversed(part)] == [key for key in keys[::-1] if start <= key < stop]
     assert max(map(len, backwards), default=0) <= chunk
     assert [value.rstrip(b"\0") for value in view.get([*keys, b"\xff"])] == [*(value for _, value in before), b""]
     assert view.row_count() == view.state().row_count == len(before)
-    assert view.first_from(start) == min((key for key in keys if key >= start), default=None)
     bounds = view.bounds()
     assert (bounds is None or bounds[0] <= min(keys) <= max(keys) <= bounds[1]) if keys else True
 

@@ -114,7 +114,7 @@ def test_offsets_outside_of_the_log_are_refused(tmp_path: Path) -> None:
 def test_a_split_covers_the_range_and_cuts_between_batches(tmp_path: Path) -> None:
     log = open_log(tmp_path, segment_bytes_max=500_000)
     append(log, 6000, 8, together=100)
-    parts = LogFiles(tmp_path, IDENTITY).split(Offset(100), Offset(47_000), 4, 1000)
+    parts = LogFiles(tmp_path, IDENTITY).split(Offset(100), Offset(47_000), 4)
     assert len(parts) == 4
     assert (parts[0][0], parts[-1][1]) == (100, 47_000)
     assert all(before[1] == after[0] for before, after in pairwise(parts))
@@ -126,8 +126,8 @@ def test_a_split_covers_the_range_and_cuts_between_batches(tmp_path: Path) -> No
 def test_a_small_range_is_not_split(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     append(log, 10)
-    assert LogFiles(tmp_path, IDENTITY).split(Offset(2), Offset(9), 4, 1 << 20) == [(2, 9)]
-    assert LogFiles(tmp_path, IDENTITY).split(Offset(3), Offset(3), 4, 1) == [(3, 3)]
+    assert LogFiles(tmp_path, IDENTITY).split(Offset(2), Offset(9), 4) == [(2, 9)]
+    assert LogFiles(tmp_path, IDENTITY).split(Offset(3), Offset(3), 4) == [(3, 3)]
 
 
 class TestRefusingDisk:

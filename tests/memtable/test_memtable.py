@@ -54,7 +54,7 @@ def assert_has(view: View, rows: Mapping[bytes, bytes], writers: Mapping[WriterI
         ]
         assert found == listed
     backwards = [
-        list(zip(each.keys().to_list(), each.values().to_list(), strict=True)) for each in view.found_reversed(3)
+        list(zip(each.keys().to_list(), each.values().to_list(), strict=True)) for each in view.found(3, reverse=True)
     ]
     assert [pair for chunk in reversed(backwards) for pair in chunk] == listed
     there, values = view.find(BinaryColumn.from_list(KEYS))
@@ -251,3 +251,16 @@ def test_a_view_stays_as_it_was_after_a_batch_without_rows(tmp_path: Path) -> No
                 memtable.put_writer(WriterId(number), entry(number))
                 memtable.publish(state_at(number))
             assert_has(view, dict.fromkeys(KEYS[:2], b"row"), {WriterId(n): entry(n) for n in (1, 2)})
+
+
+def test_a_view_has_no_writer_that_comes_after_a_batch_without_one(tmp_path: Path) -> None:
+    with an_index(tmp_path) as index:
+        memtable = Memtable(index)
+        memtable.put_writer(WriterId(1), entry(1))
+        memtable.publish(state_at(1))
+        with memtable.view() as view:
+            memtable.put(KEYS[:1], [b"later"])
+            memtable.publish(state_at(2))
+            memtable.put_writer(WriterId(2), entry(2))
+            memtable.publish(state_at(3))
+            assert_has(view, {}, {WriterId(1): entry(1)})

@@ -17,7 +17,7 @@ import kvstore
 from kvstore.errors import InvalidRequest
 from kvstore.index.index import View
 from kvstore.index.leaves import Leaves
-from kvstore.memtable import memtable
+from kvstore.memtable.view import NewerView
 from tests.conftest import OpenStore
 from tests.support.examples import slow
 
@@ -302,7 +302,7 @@ def test_a_filter_that_fails_for_a_key_is_refused_by_the_reader(store: kvstore.S
 def test_all_ranges_of_a_bucket_are_read_at_one_moment(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = store.create_table("t", {"k": "int64", "v": "int64"}, "k")
     table.upsert([{"k": 1, "v": 0}, {"k": 2, "v": 0}])
-    real, calls = memtable.first_of, 0
+    real, calls = NewerView.first, 0
 
     def first(*given: Any, **named: Any) -> Any:
         nonlocal calls
@@ -312,7 +312,7 @@ def test_all_ranges_of_a_bucket_are_read_at_one_moment(store: kvstore.Store, mon
             table.upsert([{"k": 1, "v": 1}, {"k": 2, "v": 1}])
         return found
 
-    monkeypatch.setattr(memtable, "first_of", first)
+    monkeypatch.setattr(NewerView, "first", first)
     assert table.to_arrow(filter=pc.field("k").isin([1, 2]))["v"].to_pylist() == [0, 0]
     assert calls == 2
     assert table.to_arrow(filter=pc.field("k").isin([1, 2]))["v"].to_pylist() == [1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptBatch, CorruptData, InvalidRequest
 from kvstore.options import StoreOptions
+from kvstore.read import changelog
 from kvstore.read.scan import KeyRange
 from kvstore.store.store import Store
 from tests.support.clocks import SetClock
@@ -282,3 +284,20 @@ class TestSplits:
         (tenth,) = shares.keys_where((pc.field("k") >= 20_000) & (pc.field("k") < 30_000), as_of=100_000)
         assert 0.09 < shares.row_bytes([tenth]) / whole < 0.12
         assert len(shares.split_keys([tenth], 3)) == 3
+
+
+@pytest.mark.parametrize("filter", [None, pc.field("k") >= 0, pc.field("s") > "b"])
+def test_batches_of_a_changelog_end_once_they_are_large(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, filter: Any
+) -> None:
+    """Rows may be large, so their number alone does not limit what a reader holds."""
+    table = store.create_table("t", {"k": "int64", "s": "string"}, "k")
+    for number in range(40):
+        table.upsert([{"k": number % 15, "s": "abcd"[number % 4] * 10_000}])
+    whole = table.changelog(filter=filter)
+    expected = whole.read_all()
+    monkeypatch.setattr(changelog, "READ_BYTES", 100_000)
+    batches = list(table.changelog(filter=filter))
+    assert pa.Table.from_batches(batches) == expected
+    assert len(batches) > 2
+    assert max(batch.nbytes for batch in batches) < 200_000

@@ -27,7 +27,7 @@ from kvstore.errors import (
 )
 from kvstore.read import scan
 from kvstore.read.scan import rows_now
-from kvstore.table.dataset import TableDataset
+from kvstore.table.queries.dataset import TableDataset
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("n", pa.int64()), pa.field("s", pa.string())])

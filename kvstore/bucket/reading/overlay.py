@@ -159,7 +159,7 @@ class Overlay:
                 if len(run) >= RUN_KEYS:
                     self._rows = self._rows.over(run)
                 else:
-                    self._rows = self._rows.added(dict(run.pairs()), in_place=not self._is_seen)
+                    self._rows = self._rows.added(dict(run.items()), in_place=not self._is_seen)
                     self._is_seen = False
 
     def _after(self, state: IndexState) -> list[tuple[BatchHeader, int]]:

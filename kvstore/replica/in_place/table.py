@@ -14,7 +14,7 @@ from kvstore.read.changelog import milliseconds
 from kvstore.replica.in_place.bucket import ReplicaBucket
 from kvstore.replica.in_place.followed import FollowedTable
 from kvstore.table.access import Access
-from kvstore.table.table import ReadOnlyTable
+from kvstore.table.read_only import ReadOnlyTable
 from logformat.ids import BucketId
 
 

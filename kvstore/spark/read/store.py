@@ -167,7 +167,7 @@ class StoreReads:
     def change_bytes(self, ranges: Sequence[ReadRange]) -> int:
         """Approximate bytes of the log in ranges."""
         there = ((self._table.parts.of_bucket(each.bucket), each) for each in ranges)
-        return sum(splits.change_bytes(Offset(each.start), Offset(each.end)) for splits, each in there)
+        return sum(splits.log.bytes_between(Offset(each.start), Offset(each.end)) for splits, each in there)
 
     def parts(self, given: ReadRange, filter: pc.Expression | None) -> Iterator[Part[ReadPiece]]:
         """Parts of a range that may have rows that pass a filter; cut by keys, or between commits."""
@@ -189,9 +189,9 @@ class StoreReads:
 
                 def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
                     parts = 1 if is_whole else parts
-                    return [ReadPiece(given.bucket, *each) for each in splits.split_changes(first, last, parts)]
+                    return [ReadPiece(given.bucket, *each) for each in splits.log.split(first, last, parts)]
 
-                yield Part(splits.change_bytes(first, last) / CHANGES_TASK_BYTES_MIN, cut)
+                yield Part(splits.log.bytes_between(first, last) / CHANGES_TASK_BYTES_MIN, cut)
             filter = None  # a filter on changes does not limit the keys
         if self._place.kind is not Kind.ROWS and given.inserted_at is None:
             return
@@ -299,7 +299,7 @@ class FollowedStore:
 
     def commit_end(self, bucket: int, start: Offset, end: Offset, records: int) -> Offset:
         """The end of a read of whole commits: at most ``records`` changes, but at least one commit."""
-        return self._table().parts.of_bucket(bucket).commit_end(start, end, records)
+        return self._table().parts.of_bucket(bucket).log.commit_end(start, end, records)
 
     def key_after(self, bucket: int, keys: KeyRange, rows: int, as_of: Offset) -> tuple[bytes | None, int]:
         """See :meth:`kvstore.read.splits.Splits.key_after`."""

@@ -116,6 +116,6 @@ def _commit_at_or_after(table: Table, bucket: int, offset: int, log_start: int, 
         return now
     if offset <= log_start:
         return log_start
-    splits = table.parts.of_bucket(bucket)
-    end = splits.commit_end(Offset(log_start), now, offset - log_start)
-    return end if end >= offset else splits.commit_end(end, now, 1)
+    log = table.parts.of_bucket(bucket).log
+    end = log.commit_end(Offset(log_start), now, offset - log_start)
+    return end if end >= offset else log.commit_end(end, now, 1)

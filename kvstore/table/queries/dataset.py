@@ -35,7 +35,7 @@ class TableDataset(dataset.Dataset):
         self._where = where
 
     def __repr__(self) -> str:
-        return f"<kvstore.table.dataset.TableDataset: {', '.join(self._schema.names)}>"
+        return f"<kvstore.table.queries.dataset.TableDataset: {', '.join(self._schema.names)}>"
 
     @property
     def schema(self) -> pa.Schema:

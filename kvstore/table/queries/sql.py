@@ -67,7 +67,7 @@ def run(
         raise not_installed("duckdb", error) from error
     failed: list[StoreError] = []
 
-    from kvstore.table.dataset import TableDataset  # as duckdb: it imports what takes long
+    from kvstore.table.queries.dataset import TableDataset  # as duckdb: it imports what takes long
 
     def refused(error: Exception) -> StoreError:
         return failed[0] if failed else _refused(query, [*names, *given], error)

@@ -1,0 +1,1 @@
+"""A table for programs that query: SQL of DuckDB, and a dataset of pyarrow."""
