@@ -50,8 +50,6 @@ _FIRST_ROWS, _STEP_GROWS = 32, 4
 """So many rows are read first of a range that may be short; then so many times more."""
 FEW_BYTES = 4 << 20
 """Rows of more bytes are not a few."""
-_CURSOR_KEYS_MIN = 4
-"""To open a cursor costs as much as to put some rows."""
 
 
 class Layer(Protocol):
@@ -217,20 +215,10 @@ class View:
                     yield pair
 
     def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[FoundRows]:
-        found = self._between(start, stop)
-        waiting_keys: list[bytes] = []
-        waiting_values: list[bytes] = []
-        waiting_bytes = 0
-        while pairs := list(islice(found, min(_STEP_ROWS, chunk - len(waiting_keys)))):
-            keys, values = zip(*pairs, strict=True)
-            waiting_keys += keys
-            waiting_values += values
-            waiting_bytes += sum(map(len, values))
-            if len(waiting_keys) == chunk or waiting_bytes >= CHUNK_BYTES:
-                yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
-                waiting_keys, waiting_values, waiting_bytes = [], [], 0
-        if waiting_keys:
-            yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
+        pairs = self._between(start, stop)
+        while waiting := _until_full(pairs, chunk):
+            keys, values = zip(*waiting, strict=True)
+            yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""
@@ -382,13 +370,8 @@ class Index:
         self._has_changed_rows = True
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        transaction = self._writable()
-        if len(keys) < _CURSOR_KEYS_MIN:
-            for key, value in zip(keys, values, strict=True):
-                transaction.put(key, value)
-        else:
-            with transaction.cursor() as cursor:
-                cursor.putmulti(zip(keys, values, strict=True))
+        with self._writable().cursor() as cursor:
+            cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
     def remove(self, keys: Sequence[bytes]) -> None:
