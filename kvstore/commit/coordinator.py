@@ -161,7 +161,7 @@ class Commits:
         commits = self._catalog.writers().commits
         if commits:
             for handle in self._handles.values():
-                handle.settle()
+                handle.writer().committer.settle()
             end([End(self._catalog, self._staging, commit) for commit in commits])
         self._staging.sweep(())
 
@@ -186,7 +186,7 @@ class Commits:
 
     def _takes(self, handle: BucketHandle, deadline: float) -> bool:
         try:
-            handle.take()
+            handle.writer()
         except StoreLocked:
             if self._clock.monotonic() >= deadline:
                 raise

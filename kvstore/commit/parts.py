@@ -126,11 +126,11 @@ class TablePart:
         for bucket, batch in self._batches.items():
             handle = self._handles[bucket]
             is_last = bucket == max(self._batches)
-            begun = handle.begin_part(batch) if here and is_last and batch.request.count <= ROWS_MAX else None
-            if begun is None:
-                handle.prepare(batch)
+            committer = handle.writer().committer
+            if here and is_last and batch.request.count <= ROWS_MAX and committer.begin_part(batch):
+                self._begun.append((committer, batch))
             else:
-                self._begun.append((begun, batch))
+                committer.put(batch)
 
     def begin_here(self, decision: Future[bool], committers: Mapping[BucketId, Committer]) -> bool:
         """Have every bucket apply its batch in this thread and wait for the decision, if all are idle.
