@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from kvstore.log.published import EndPublisher
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
 from kvstore.log.segments import LogEnd, LogIdentity
 from logformat import paths
-from logformat.ids import Offset
 
 UNSYNCED_BYTES_MAX = 64 << 20
 """Limit of the bytes that wait for a sync; they are kept in memory, to be rewritten if the sync fails."""
@@ -38,6 +37,10 @@ class Log:
         end: End of the log and of the last segment's file; everything before it is durable.
         files: The disk.
         segment_bytes_max: See :class:`kvstore.options.StoreOptions`.
+
+    Attributes:
+        end: Position of the next batch.
+        durable: End of what is known to be durable.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Log:
         self._identity = identity
         self._files = files
         self._segment_bytes_max = segment_bytes_max
-        self._end = self._durable = end
+        self.end = self.durable = end
         self._unsynced: list[EncodedBatch] = []
         self._sealed = False
         self._failed = False
@@ -62,21 +65,6 @@ class Log:
         self._published.publish(end.offset)
 
     @property
-    def end(self) -> LogEnd:
-        """Position of the next batch."""
-        return self._end
-
-    @property
-    def durable(self) -> LogEnd:
-        """End of what is known to be durable."""
-        return self._durable
-
-    @property
-    def trusted_end(self) -> Offset:
-        """Offset up to which the log can be restored: its end, or its durable end once the disk has failed."""
-        return self._durable.offset if self._failed else self._end.offset
-
-    @property
     def has_lost(self) -> bool:
         """Whether the disk has failed permanently while appended batches were not durable."""
         return self._failed and bool(self._unsynced)
@@ -84,13 +72,7 @@ class Log:
     @property
     def is_full(self) -> bool:
         """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
-        return self._end.position >= self._segment_bytes_max
-
-    def unsynced(self, start: Offset) -> Iterator[memoryview]:
-        """Batches from an offset to the trusted end that are not durable, including those that no file holds."""
-        for batch in self._unsynced:
-            if start <= batch.base_offset < self.trusted_end:
-                yield memoryview(b"".join(batch.pieces))
+        return self.end.position >= self._segment_bytes_max
 
     def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False) -> None:
         """Write batches at the end; the next :meth:`sync` makes them durable.
@@ -109,7 +91,7 @@ class Log:
         count = len(self._unsynced)
         self._write(batches, durable=durable)
         self._unsynced.extend(batches)
-        if durable or self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
+        if durable or self.end.position - self.durable.position > UNSYNCED_BYTES_MAX:
             try:
                 self.sync()
             except StoreError:
@@ -136,10 +118,10 @@ class Log:
             self._sealed = True
             self._leave_sealed_segment()
             self._sync_again()
-        self._index.add(self._unsynced, self._durable.position)
-        self._durable = self._end
+        self._index.add(self._unsynced, self.durable.position)
+        self.durable = self.end
         self._unsynced = []
-        self._published.publish(self._durable.offset)
+        self._published.publish(self.durable.offset)
 
     def roll(self, writers: bytes) -> None:
         """Continue in a new segment, unless this one is still empty.
@@ -152,7 +134,7 @@ class Log:
             LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
         self.sync()
-        if self._end.offset == self._end.base:
+        if self.end.offset == self.end.base:
             return
         if self._sealed:
             self._leave_sealed_segment()
@@ -165,7 +147,7 @@ class Log:
             self._leave_sealed_segment()
             return
         try:
-            self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
+            self._files.publish(paths.writers_file(self._directory, self.end.offset), writers)
         except OSError as error:
             raise self._refused(error) from error
         self._begin_segment()
@@ -187,15 +169,15 @@ class Log:
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error
-        self._end = self._segment.end
+        self.end = self._segment.end
 
     def _take_back(self, count: int) -> None:
         """After a failed sync, drop all but the first ``count`` unsynced batches: their append is refused."""
         self._unsynced = self._unsynced[:count]
-        self._end = end_after(self._durable, self._unsynced)
-        if self._segment.file_bytes > self._end.position:
+        self.end = end_after(self.durable, self._unsynced)
+        if self._segment.file_bytes > self.end.position:
             # Until the next segment exists, recovery reads past the durable end.
-            self._cut(self._end)
+            self._cut(self.end)
             with suppress(OSError):
                 self._segment.sync()
 
@@ -217,11 +199,11 @@ class Log:
             StoreFull: The disk is full. The log stays sealed, and is otherwise unchanged.
             LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
-        if self._durable.offset != self._durable.base:
+        if self.durable.offset != self.durable.base:
             # One that a roll left means: the segment before has no bytes after its end.
             try:
                 with suppress(FileNotFoundError):
-                    self._files.remove(paths.writers_file(self._directory, self._durable.offset))
+                    self._files.remove(paths.writers_file(self._directory, self.durable.offset))
             except OSError as error:
                 raise self._refused(error) from error
         self._begin_segment()
@@ -231,7 +213,7 @@ class Log:
             self._write(self._unsynced)
         except StoreError:
             self._sealed = True  # the new segment lacks what the old one had
-            self._end = end_after(self._durable, self._unsynced)
+            self.end = end_after(self.durable, self._unsynced)
             raise
 
     def _sync_again(self) -> None:
@@ -243,11 +225,11 @@ class Log:
 
     def _begin_segment(self) -> None:
         """Begin a new segment at the durable end."""
-        if self._durable.offset == self._durable.base:
+        if self.durable.offset == self.durable.base:
             # The failed segment has nothing durable: the new one takes its name and its predecessor.
             head = self._segment.head
         else:
-            head = head_at(self._durable.offset, self._identity, self._durable)
+            head = head_at(self.durable.offset, self._identity, self.durable)
         self._index.sync()
         try:
             following = SegmentWriter.begin(self._directory, head, self._files)
@@ -259,8 +241,8 @@ class Log:
         self._segment = following
         self._index.close()
         self._index = SparseIndexWriter(self._directory, head.base_offset, self._files)
-        self._durable = following.end
-        self._end = end_after(self._durable, self._unsynced)
+        self.durable = following.end
+        self.end = end_after(self.durable, self._unsynced)
         self._sealed = False
 
     def _check(self) -> None:

@@ -6,14 +6,12 @@ What these rows replace is looked up once for each key, too, wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge.effect import Effect, digest_of
 from kvstore.index.index import Index
 from kvstore.kernel import library, writes
 from kvstore.memtable.run import Run
@@ -66,20 +64,6 @@ class FinalChanges(NamedTuple):
         return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
-def together(found: Iterable[Verified], bytes_max: int) -> Iterator[list[Verified]]:
-    """Consecutive batches of one schema, up to so many bytes of them."""
-    for _, batches in groupby(found, key=lambda each: each[0].schema_id):
-        waiting: list[Verified] = []
-        size = 0
-        for batch in batches:
-            if waiting and size + batch[0].size > bytes_max:
-                yield waiting
-                waiting, size = [], 0
-            waiting.append(batch)
-            size += batch[0].size
-        yield waiting
-
-
 def final_rows(definition: TableDefinition, schema_id: SchemaId, given: Sequence[FinalChanges]) -> Run:
     """The row that each key has after changes, empty if it was deleted.
 
@@ -97,6 +81,18 @@ def final_rows(definition: TableDefinition, schema_id: SchemaId, given: Sequence
     lengths[put] = values.lengths
     offsets[1:] += lengths.cumsum()
     return Run(keys, BinaryColumn(values.flat, offsets))
+
+
+class Effect(NamedTuple):
+    """Change of the row count and of the digest (modulo 2^64) by a batch."""
+
+    added_rows: int
+    digest: int = 0
+
+
+def digest_of(hashes: np.ndarray) -> int:
+    """Sum of hashes, modulo 2^64."""
+    return int(hashes.sum(dtype=np.uint64))
 
 
 def effect_of(run: Run, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]) -> Effect:
