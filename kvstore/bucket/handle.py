@@ -88,7 +88,7 @@ class BucketHandle:
         self._opening = threading.Lock()  # held while the index, the engine or the state changes
         self.engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
-        self._reader = BucketReader(context, self._ownership, read_only, lambda: readers.add(self))
+        self._reader = BucketReader(context, self._ownership, read_only, lambda: readers.add(self.close_reader))
 
     @property
     def log(self) -> LogFiles:
@@ -182,11 +182,9 @@ class BucketHandle:
             self.flush()
         return self.last_sequence(writer_id)
 
-    @contextmanager
-    def latest(self) -> Iterator[View]:
+    def latest(self) -> AbstractContextManager[View]:
         """A view of every acknowledged change, for short reads."""
-        with self._view(Index.view) as view:
-            yield view
+        return self._view(Index.view)
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""
