@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import ItemsView, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -365,8 +365,12 @@ class Index:
                 yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Store rows. Keys are sorted and unique."""
-        self._put(keys, values)
+        """Store rows, and remove those of keys with an empty value. Keys are sorted and unique."""
+        if all(values):
+            self._put(keys, values)
+        else:
+            self._delete([key for key, value in zip(keys, values, strict=True) if not value])
+            self._put(list(compress(keys, values)), list(filter(None, values)))
         self._has_changed_rows = True
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -374,20 +378,15 @@ class Index:
             cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
-    def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove rows. Keys are sorted and unique."""
+    def _delete(self, keys: Sequence[bytes]) -> None:
         transaction = self._writable()
         for key in keys:
             transaction.delete(key)
         self._touched += len(keys)
-        self._has_changed_rows = True
 
     def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Remove entries of secondary indexes, and store others. Keys are unique, and best sorted."""
-        transaction = self._writable()
-        for key in removed:
-            transaction.delete(key)
-        self._touched += len(removed)
+        self._delete(removed)
         self._put(keys, values)
 
     def note_entries(self, index_id: int, count: int, *, are_whole: bool) -> None:

@@ -120,10 +120,7 @@ def store(index: Index, run: Run) -> None:
     """Put the rows of a run into the open transaction of an index, and remove those of its deleted keys."""
     for first in range(0, len(run), FOUND_KEYS):
         part = run.slice(first, min(first + FOUND_KEYS, len(run)))
-        live = part.there()
-        index.put(live.keys.moved().to_list(), live.rows.moved().to_list())
-        if len(live) < len(part):
-            index.remove(part.keys.take(np.flatnonzero(part.rows.lengths == 0)).to_list())
+        index.put(part.keys.moved().to_list(), part.rows.moved().to_list())
 
 
 def _values_of(
