@@ -20,7 +20,6 @@ A process of version 0.1.0 takes ``LOCK`` without the directory's lock: while it
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NoReturn
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
@@ -28,7 +27,7 @@ from kvstore.disk.lock import ProcessLock, RecoveryLock, is_locked
 from logformat import paths
 
 
-class BucketLock:
+class BucketLock(ProcessLock):
     """The lock of one bucket.
 
     Args:
@@ -38,15 +37,8 @@ class BucketLock:
     """
 
     def __init__(self, directory: Path, files: Files, clock: Clock, *, takes_requests: bool = False) -> None:
+        super().__init__(directory / paths.LOCK_FILE, files, takes_requests=takes_requests)
         self._recovery = RecoveryLock(directory, files, clock)
-        self._path = directory / paths.LOCK_FILE
-        self._files = files
-        self._lock = ProcessLock(self._path, files, takes_requests=takes_requests)
-
-    @property
-    def held(self) -> bool:
-        """Whether this process holds it."""
-        return self._lock.held
 
     def is_written(self) -> bool | None:
         """Whether a process writes the bucket, which may be this one; None while one recovers it.
@@ -55,7 +47,7 @@ class BucketLock:
             StoreError: See :meth:`RecoveryLock.looked_at`.
             OSError: The lock can't be looked at.
         """
-        if self._lock.held:
+        if self.held:
             return True
         with self._recovery.looked_at() as is_recovered:
             return None if is_recovered else is_locked(self._path, self._files)
@@ -71,20 +63,11 @@ class BucketLock:
         self._recovery.acquire()
         taken = False
         try:
-            taken = self._lock.try_acquire()
+            taken = super().try_acquire()
         finally:
             if not taken:
                 self._recovery.release()
         return taken
-
-    def acquire(self) -> None:
-        """Like :meth:`try_acquire`.
-
-        Raises:
-            StoreLocked: Another process writes the bucket; the error names the process.
-        """
-        if not self.try_acquire():
-            self.refuse()
 
     def recovered(self) -> None:
         """Keep the lock to write: the index has everything that earlier writers acknowledged."""
@@ -100,13 +83,5 @@ class BucketLock:
 
     def release(self) -> None:
         """Release the lock, if it is held."""
-        self._lock.release()
+        super().release()
         self._recovery.release()  # last: who waits for it finds a bucket that nobody writes
-
-    def refuse(self) -> NoReturn:
-        """Report which process writes the bucket.
-
-        Raises:
-            StoreLocked: Always.
-        """
-        self._lock.refuse()

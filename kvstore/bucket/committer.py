@@ -49,7 +49,6 @@ from kvstore.errors import (
     StoreReplaced,
     WriterRejected,
 )
-from kvstore.log.segments import LogFiles
 from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
@@ -113,7 +112,6 @@ class Committer:
         self._path = path
         path.grow = self._grow
         self.memtable = path.memtable
-        self._log = LogFiles(context.place.log, context.place.identity, context.files)
         self._context = context
         self._catalog = context.catalog
         self.turn = Turn()
@@ -557,7 +555,7 @@ class Committer:
             LogFailed: It can't be restored; nothing more may be written until the bucket is opened again.
         """
         try:
-            self._path.restore(self._log)
+            self._path.restore()
         except (StoreError, OSError) as error:
             raise LogFailed(
                 "The memtable can't be brought back to what the log holds; reopen the store.", reason=str(error)

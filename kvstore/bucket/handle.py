@@ -1,6 +1,6 @@
 """A bucket that is open in this process: every thread reads it, and the process that owns it writes it.
 
-* ``_opening`` is held while the index, the engine or the ownership changes. ``_engine`` is read without it: a request
+* ``_opening`` is held while the index, the engine or the ownership changes. ``engine`` is read without it: a request
   that meets an engine which has just ended gets StoreClosed from it, and looks again.
 * An engine is there only while this process owns the bucket. Then all reads go through its memtable; before, through
   an index of the handle's own and what the log has after it (:class:`kvstore.bucket.reading.reader.BucketReader`).
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from pathlib import Path
+from functools import partial
 from typing import NoReturn, Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -40,12 +40,11 @@ from kvstore.index.compaction import CompactedIndex, discard, swap
 from kvstore.index.index import Index, View
 from kvstore.index.open_readers import OpenReaders
 from kvstore.index.space import IndexSpace
-from kvstore.log.segments import LogFiles, LogIdentity
+from kvstore.log.segments import LogFiles
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.calls import Answer, uninterrupted
 from kvstore.request.encoded import Submitted
-from kvstore.request.prepared import Prepared
 from logformat import paths
 from logformat.ids import Offset, Sequence, WriterId
 from logformat.log.index_state import IndexState
@@ -68,12 +67,17 @@ class BucketHandle:
         read_only: See :class:`kvstore.bucket.reading.reader.BucketReader`.
         readers: All buckets of the process whose index is open for reading.
         other: Takes requests while another process owns the bucket.
+
+    Attributes:
+        identity: Ids of the store, the table and the bucket.
+        watched: Directory of the bucket.
+        engine: The engine; None while this process does not write the bucket.
     """
 
     def __init__(
         self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders, other: OtherOwner
     ) -> None:
-        self.place = context.place
+        self.place, self.identity, self.watched = context.place, context.place.identity, context.place.directory
         self._context = context
         self._readers = readers
         self._other = other
@@ -84,27 +88,17 @@ class BucketHandle:
             *(context.place.directory, context.files, context.clock), takes_requests=other.takes_requests
         )
         self._opening = threading.Lock()  # held while the index, the engine or the state changes
-        self._engine: BucketEngine | None = None
+        self.engine: BucketEngine | None = None
         self._scans: dict[object, int] = {}
-        self._reader = BucketReader(context, self._ownership, read_only, lambda: readers.add(self))
-
-    @property
-    def identity(self) -> LogIdentity:
-        """Ids of the store, the table and the bucket."""
-        return self.place.identity
+        self._reader = BucketReader(context, self._ownership, read_only, lambda: readers.add(self.close_reader))
 
     @property
     def log(self) -> LogFiles:
         """The log, for reading up to the ``applied_offset`` of a view."""
         return LogFiles(self.place.log, self.place.identity, self._files, self._back_offset)
 
-    @property
-    def watched(self) -> Path:
-        """Directory of the bucket."""
-        return self.place.directory
-
     def _back_offset(self) -> Offset:
-        engine = self._engine
+        engine = self.engine
         if engine is not None:
             return engine.committer.state.back_offset
         return self.committed().back_offset
@@ -120,30 +114,28 @@ class BucketHandle:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        while (engine := self._engine or self._owner(lambda: self._other.send(request), waits=waits)) is not None:
-            try:
-                self._ownership.writes_alone = True
-                engine.committer.submit(request, here=here)
+        while (engine := self.engine or self._owner(lambda: self._other.send(request), waits=waits)) is not None:
+            if self._submitted(engine, partial(engine.committer.submit, request, here=here)):
                 break
-            except StoreClosed:
-                if not self._gave_up(engine):
-                    raise
 
     def take_in(self, request: Submitted | Hold, *, here: bool = False) -> bool:
         """Have a request of another process answered, once what it has found and written is durable.
 
         False if this process does not own the bucket.
         """
-        engine = self._engine
-        if engine is None:
-            return False
+        engine = self.engine
+        return engine is not None and self._submitted(
+            engine, partial(engine.committer.submit_durably, request, here=here)
+        )
+
+    def _submitted(self, engine: BucketEngine, submit: Callable[[], None]) -> bool:
         try:
             self._ownership.writes_alone = True
-            engine.committer.submit_durably(request, here=here)
+            submit()
         except StoreClosed:
-            if not self._gave_up(engine):
+            if self.engine is engine:
                 raise
-            return False
+            return False  # the bucket was given up
         return True
 
     def transact(self, content: bytes, answer: Answer[tuple[int, bytes]]) -> bool:
@@ -152,7 +144,7 @@ class BucketHandle:
         Returns:
             False if it is this process, or none, or one that takes no requests. Nothing was sent.
         """
-        while self._engine is None:
+        while self.engine is None:
             if self._other.transact(content, answer):
                 return True
             if not self.is_owned_elsewhere():
@@ -171,35 +163,19 @@ class BucketHandle:
         """Whether other processes may send to this one while it owns the bucket."""
         return self._other.takes_requests
 
-    def prepare(self, part: Prepared) -> None:
-        """Have a batch applied as a part of a commit, as the bucket's writer; the caller has to decide the commit."""
-        self._writer().committer.put(part)
-
-    def settle(self) -> None:
-        """Append the batches of open commits that the bucket lacks; see :meth:`Committer.settle`.
-
-        Raises:
-            StoreLocked: Another process writes the bucket, and will append it.
-        """
-        self._writer().committer.settle()
-
-    def make_some_entries(self) -> int:
-        """See :meth:`Committer.make_some_entries`; also for errors."""
-        return self._writer().committer.make_some_entries()
-
     def flush(self) -> None:
         """Merge everything acknowledged into the index."""
         self._after_all(Committer.flush)
 
     def _after_all(self, work: Callable[[Committer], None]) -> None:
-        engine = self._engine
+        engine = self.engine
         if engine is not None:
             try:
                 work(engine.committer)
             except StoreClosed:
-                if not self._gave_up(engine):
+                if self.engine is engine:
                     raise
-                # Everything is durable, and another engine goes on.
+                # The bucket was given up: everything is durable, and another engine goes on.
 
     def begin(self, writer_id: WriterId) -> Sequence | None:
         """Be ready to write; returns the last sequence of a writer whose earlier epochs are fenced.
@@ -208,28 +184,26 @@ class BucketHandle:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        if self._engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
+        if self.engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
             self._other.wait()
         else:
             self._ownership.writes_alone = True
             self._after_all(Committer.settle)  # batches that were taken before the fencing are seen
         return self.last_sequence(writer_id)
 
-    @contextmanager
-    def latest(self) -> Iterator[View]:
+    def latest(self) -> AbstractContextManager[View]:
         """A view of every acknowledged change, for short reads."""
-        with self._view(Index.view) as view:
-            yield view
+        return self._view(Index.view)
 
     def value(self, key: bytes) -> bytes | None:
         """Value of a key as :meth:`latest` shows it; None if it is not there."""
         while True:
-            if (engine := self._engine) is not None:
+            if (engine := self.engine) is not None:
                 try:
                     engine.committer.check()
                     return engine.committer.memtable.value(key)
                 except StoreClosed:
-                    if not self._gave_up(engine):
+                    if self.engine is engine:
                         raise
                     continue
             ready = self.ready_for(key)
@@ -246,7 +220,7 @@ class BucketHandle:
 
     def memtable(self) -> Memtable | None:
         """The memtable, if this process owns the bucket."""
-        engine = self._engine
+        engine = self.engine
         if engine is None:
             return None
         engine.committer.check()
@@ -254,7 +228,7 @@ class BucketHandle:
 
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""
-        while (engine := self._engine) is not None:
+        while (engine := self.engine) is not None:
             if not self._ended(engine):
                 return engine.committer.state
         return self.committed()
@@ -262,9 +236,9 @@ class BucketHandle:
     def committed(self) -> IndexState:
         """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing."""
         with self._opening:
-            if self._engine is not None:
-                self._engine.committer.check()
-                return self._engine.committer.durable_state
+            if self.engine is not None:
+                self.engine.committer.check()
+                return self.engine.committer.durable_state
             index = self._reader.ready()
             known = self._reader.state_at_rest() if index is None else self._reader.state_after(index.committed_state())
         return known if known is not None else self._looked()
@@ -273,7 +247,7 @@ class BucketHandle:
     def _looked(self) -> IndexState:
         with self._opening:
             index = self._reading()
-            found = self._reader.state_after(index.committed_state()) if self._engine is None else None
+            found = self._reader.state_after(index.committed_state()) if self.engine is None else None
         self._readers.shrink()
         return self.committed() if found is None else found
 
@@ -307,14 +281,10 @@ class BucketHandle:
         """This bucket: its log does not change under a reader."""
         return self
 
-    def log_end(self) -> Offset:
-        """The offset after every change that any process has acknowledged, and made durable if it is another one."""
-        return self.state().applied_offset
-
     @contextmanager
     def snapshot(self) -> Iterator[View]:
         """A view of every change acknowledged until now; writing goes on."""
-        engine = self._engine
+        engine = self.engine
         if self._options.durability != "sync":
             self.flush()  # its changes are in the log for other processes, too
         elif engine is not None and len(engine.committer.memtable.published.rows) > OVERLAID_ROWS_MAX:
@@ -335,11 +305,11 @@ class BucketHandle:
         If another process merges changes, or died meanwhile, it has some of these (:attr:`IndexState.merging`).
         """
         while True:
-            engine = self._engine
+            engine = self.engine
             self.flush()
             with self._index_view(Index.scan_view) as (_, view):
                 # If the bucket was taken for writing meanwhile, what its index lacks is in the memtable.
-                if self._engine is engine and (engine is None or view.state().merging is None):
+                if self.engine is engine and (engine is None or view.state().merging is None):
                     yield view
                     return
 
@@ -386,7 +356,7 @@ class BucketHandle:
             try:
                 return look(index)
             except (StoreClosed, FileNotFoundError):  # its file is being replaced, here or by the bucket's writer
-                if not (self._was_closed(index) or (self._engine is None and index.environment.is_stale())):
+                if not (self._was_closed(index) or (self.engine is None and index.environment.is_stale())):
                     raise
 
     @property
@@ -410,14 +380,14 @@ class BucketHandle:
             self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
             with refusals(self.place.directory), self._context.commit_lock.held(), self._opening:
-                done = None if self._engine is None else self.swap_index(self._engine)
+                done = None if self.engine is None else self.swap_index(self.engine)
             if done is not None:
                 return done
 
     def swap_index(self, engine: BucketEngine) -> CompactedIndex | None:
         """Continue with the compacted copy; None if there is none, or if the log after it has expired."""
         self._ownership.recover_again()  # the copy has less than the index had
-        old, self._engine = engine.committer.memtable.index, None
+        old, self.engine = engine.committer.memtable.index, None
         done = None
         old.environment.share()  # for scans
         try:
@@ -427,9 +397,9 @@ class BucketHandle:
                 done = swap(self.place.directory, self._files)
             else:
                 discard(self.place.directory, self._files)
-            self._engine = BucketEngine(self._context)
+            self.engine = BucketEngine(self._context)
             self._ownership.recovered()
-            self._engine.maintenance.begin()
+            self.engine.maintenance.begin()
         except BaseException:
             self._ownership.stop()
             raise
@@ -475,26 +445,21 @@ class BucketHandle:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._show_presence()
-        if self._engine is None:
+        if self.engine is None:
             self._owner(lambda: self._other.is_met)
 
-    def take(self) -> None:
-        """Become the bucket's owner, for a commit over several buckets.
+    def writer(self) -> BucketEngine:
+        """Become the bucket's owner, such as for a commit over several buckets.
 
         Raises:
             StoreLocked: Another process is.
         """
-        self._writer()
-
-    @property
-    def engine(self) -> BucketEngine | None:
-        """The engine; None while this process does not write the bucket."""
-        return self._engine
+        return self.engine or self._become_writer(waits=True)
 
     @property
     def writes(self) -> bool:
         """Whether this process is the bucket's writer."""
-        return self._engine is not None
+        return self.engine is not None
 
     @property
     def writes_alone(self) -> bool:
@@ -510,7 +475,7 @@ class BucketHandle:
     def stop_writing(self) -> None:
         """Commit everything and let other processes write. Reads here go on; a write here takes the bucket again."""
         with self._opening:
-            engine, self._engine = self._engine, None
+            engine, self.engine = self.engine, None
             try:
                 if engine is not None:
                     try:
@@ -525,7 +490,7 @@ class BucketHandle:
         """Commit everything and close the files for good."""
         self._other.close()
         with self._opening:
-            engine, self._engine = self._engine, None
+            engine, self.engine = self.engine, None
             try:
                 if engine is not None:
                     engine.close()
@@ -538,19 +503,16 @@ class BucketHandle:
     def with_maintenance(self, work: Callable[[Maintenance], T]) -> T:
         """Do work as the bucket's writer."""
         while True:
-            engine = self._writer()
+            engine = self.writer()
             try:
                 return work(engine.maintenance)
             except StoreClosed:
-                if not self._gave_up(engine):
+                if self.engine is engine:
                     raise
                 # The bucket was handed over meanwhile.
 
     def _show_presence(self) -> None:
         self._context.commit_lock.presence.show()
-
-    def _writer(self, *, waits: bool = True) -> BucketEngine:
-        return self._engine or self._become_writer(waits=waits)
 
     def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
         """The engine; None if another process owns the bucket, and the request was sent to it."""
@@ -586,7 +548,7 @@ class BucketHandle:
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""
-        return self._engine is None and self._ownership.is_written() is not False
+        return self.engine is None and self._ownership.is_written() is not False
 
     def lock_identity(self) -> tuple[int, int] | None:
         """Device and inode of the file of the bucket's lock; None if it is not there."""
@@ -609,7 +571,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.place.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self._engine is None and self._took():
+                if self.engine is None and self._took():
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()
@@ -617,10 +579,10 @@ class BucketHandle:
                         self._ownership.stop()
                         raise
                     self._ownership.recovered()
-                    self._engine = engine
+                    self.engine = engine
                     self._reader.close()
-                if self._engine is not None:
-                    return self._engine
+                if self.engine is not None:
+                    return self.engine
             if not commits or self._clock.monotonic() >= deadline:
                 self._ownership.refuse()
             pause()
@@ -641,25 +603,22 @@ class BucketHandle:
         try:
             engine.committer.check()
         except StoreClosed:
-            if not self._gave_up(engine):
+            if self.engine is engine:
                 raise
             return True
         return False
-
-    def _gave_up(self, engine: BucketEngine | None) -> bool:
-        return self._engine is not engine
 
     @contextmanager
     def _view(self, kind: Callable[[Index], AbstractContextManager[View]]) -> Iterator[View]:
         """A view of everything that is acknowledged here, or of all that another process has published."""
         while True:
-            if (engine := self._engine) is not None:
+            if (engine := self.engine) is not None:
                 with ExitStack() as stack:
                     try:
                         engine.committer.check()
                         view = stack.enter_context(engine.committer.memtable.view(kind))
                     except StoreClosed:
-                        if not self._gave_up(engine):
+                        if self.engine is engine:
                             raise
                         continue
                     yield view
@@ -693,7 +652,7 @@ class BucketHandle:
     def _newer(self, view: View) -> View | None:
         """A view with what the log has after it; None if the bucket was taken for writing since the view was opened."""
         with self._opening:
-            return self._reader.newer(view) if self._engine is None else None
+            return self._reader.newer(view) if self.engine is None else None
 
     def ready_for(self, key: bytes) -> tuple[Index, bytes | None] | None:
         """The index, and what the log has of a key that the index lacks, empty if it was deleted.
@@ -701,7 +660,7 @@ class BucketHandle:
         None if another thread has taken the bucket for writing, or closed the index: the memtable may have the row.
         """
         with self._opening:
-            index = self._reader.ready() if self._engine is None else None
+            index = self._reader.ready() if self.engine is None else None
             if index is not None:
                 return index, self._reader.newest(key)
         index = self._opened_reader()
@@ -710,7 +669,7 @@ class BucketHandle:
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
-        return index.environment.is_retired or (self._engine is None and self._reader.index is not index)
+        return index.environment.is_retired or (self.engine is None and self._reader.index is not index)
 
     def close_reader(self) -> bool:
         """Close the index until it is read again; False if it is in use now."""
@@ -725,7 +684,7 @@ class BucketHandle:
     def reader(self) -> Index:
         """The index, to read its last commit."""
         with self._opening:
-            index = self._reader.ready() if self._engine is None else self._engine.committer.memtable.index
+            index = self._reader.ready() if self.engine is None else self.engine.committer.memtable.index
         return self._opened_reader() if index is None else index
 
     @uninterrupted
@@ -737,6 +696,6 @@ class BucketHandle:
 
     def _reading(self) -> Index:
         self._ownership.check_open()
-        if self._engine is not None:  # taken since the caller checked
-            return self._engine.committer.memtable.index
+        if self.engine is not None:  # taken since the caller checked
+            return self.engine.committer.memtable.index
         return self._reader.opened()

@@ -13,34 +13,27 @@ class ReadGate:
     """Used by the committer, whose index grows, and by maintenance, which reads the index for long.
 
     Growth waits for the running read, which checks :attr:`is_to_end` and ends early; it begins again afterwards.
+
+    Attributes:
+        is_closed: Whether the gate is closed: no read begins any more.
     """
 
     def __init__(self) -> None:
-        self._state = threading.Condition()
-        self._reading = self._growing = self._closed = False
+        self._use = threading.Lock()
+        self._grows = self.is_closed = False
 
     @property
     def is_to_end(self) -> bool:
         """Whether a running read must end now."""
-        return self._closed or (self._growing and self._reading)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the gate is closed: no read begins any more."""
-        return self._closed
+        return self.is_closed or self._grows
 
     @contextmanager
     def growing(self) -> Iterator[None]:
         """Block reads, after the running one has ended."""
-        with self._state:
-            self._growing = True
-            self._state.wait_for(lambda: not self._reading)
-        try:
+        self._grows = True
+        with self._use:
+            self._grows = False
             yield
-        finally:
-            with self._state:
-                self._growing = False
-                self._state.notify_all()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -49,20 +42,11 @@ class ReadGate:
         Raises:
             StoreClosed: The gate is closed.
         """
-        with self._state:
-            self._state.wait_for(lambda: not self._growing)
-            if self._closed:
+        with self._use:
+            if self.is_closed:
                 raise StoreClosed("The store was closed; open it again.")
-            self._reading = True
-        try:
             yield
-        finally:
-            with self._state:
-                self._reading = False
-                self._state.notify_all()
 
     def close(self) -> None:
         """Close the gate: no read begins any more, and the running one ends."""
-        with self._state:
-            self._closed = True
-            self._state.notify_all()
+        self.is_closed = True

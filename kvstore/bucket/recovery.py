@@ -97,16 +97,18 @@ def _opened(
             # The index was committed, and then the log lost these changes, which were never durable.
             index.close()
             index = None
-        if index is None:
-            _build(place, definition, log, options, files, clock, memory)
-            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-        try:
-            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
-        except DAMAGE:
-            index.close()
-            _build(place, definition, log, options, files, clock, memory)
-            index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
-            return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
+        while True:
+            if is_new := index is None:
+                _build(place, definition, log, options, files, clock, memory)
+                index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
+            assert index is not None
+            try:
+                return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
+            except DAMAGE:
+                if is_new:
+                    raise
+                index.close()
+                index = None
     except BaseException:
         log.close()
         if index is not None:

@@ -24,10 +24,9 @@ import pyarrow as pa
 
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.merge import cdc, tail
-from kvstore.bucket.merge.effect import Effect
 from kvstore.bucket.merge.identical import without_identical
 from kvstore.bucket.merge.native import COMPRESSED_RECORDS_MIN, merge_natively
-from kvstore.bucket.merge.replay import effect_of
+from kvstore.bucket.merge.replay import Effect, digest_of, effect_of
 from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
@@ -57,12 +56,11 @@ from logformat.ids import NO_WRITER, Offset, WriterId
 from logformat.log.batch import (
     APPEND_ONLY,
     NAMED_WRITER,
+    BatchHeader,
     LogBatch,
-    decode_header,
     encode_parts,
 )
 from logformat.log.index_state import IndexState
-from logformat.log.writer_entry import RememberedBatch
 from merge_engines.engine import Merged, MergeEngine, Operations
 from merge_engines.last_row import LastRow
 
@@ -106,7 +104,7 @@ class WritePath:
         self._stamped: int | None = None
         self.named: TableWriters = NO_WRITERS
         self._take_over(definition)
-        self._load()
+        self.restore()
 
     def use(self, definition: TableDefinition) -> None:
         """Take over a newer definition of the table."""
@@ -200,8 +198,13 @@ class WritePath:
             LogFailed: See :meth:`Log.sync`.
             StoreFull, lmdb.Error: See :meth:`Index.commit` and :attr:`grow`. The memtable is as it was.
         """
+        while self.memtable.is_merging:
+            self.merge_slice()
         self.log.sync()
-        self._merge_all()
+        end, state = self.log.durable, self._state
+        if not self.memtable.is_merged or end != (state.synced_base, state.synced_position, state.synced_offset):
+            self.begin_merge()
+            self.commit()
 
     def begin_merge(self) -> None:
         """Make the log durable, and begin to merge what is published; see :meth:`Memtable.begin_merge`.
@@ -210,7 +213,9 @@ class WritePath:
             LogFailed: See :meth:`Log.sync`.
         """
         self.log.sync()
-        self._begin_merge()
+        end = self.log.durable
+        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
+        self.memtable.begin_merge(self._state)
 
     def merge_slice(self, share: float = 1.0) -> None:
         """Merge the next slice; see :meth:`Memtable.merge_slice`.
@@ -257,17 +262,8 @@ class WritePath:
         self.log.close()
         self.memtable.index.close()
 
-    def restore(self, log: LogFiles) -> None:
-        """Restore the memtable to the content of the log, after an error.
-
-        Raises:
-            CorruptBatch: See :meth:`catch_up`. The memtable does not match the log.
-        """
-        self._load()
-        self.catch_up(log)
-
     def catch_up(self, log: LogFiles, bytes_max: int | None = None) -> None:
-        """Take the changes of the log that are not here into the memtable.
+        """Take the changes of the log that are not here into the memtable; they are durable.
 
         Args:
             bytes_max: The memtable is merged into the index when it takes this much, in bytes; 256 MiB if not given.
@@ -276,27 +272,21 @@ class WritePath:
             StoreFull: The index can't grow.
             CorruptBatch: The log is damaged.
         """
-        if self._state.applied_offset >= self.log.trusted_end:
+        if self._state.applied_offset >= self.log.durable.offset:
             return
         if (after := self._state.merging) is not None:
             # What these changes replaced is not known any more, since the index has some of them; but the count and
             # digest after them are.
-            self._replay(log.batches(self._state.applied_offset, after.applied_offset), looks=False)
+            self._take(log.batches(self._state.applied_offset, after.applied_offset), looks=False)
             self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
             self.publish()
         found = log.batches(self._state.applied_offset, self.log.durable.offset)
-        self._replay(found, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
-        # After a failed sync, the rest may be in no file.
-        unsynced = ((decode_header(data), data) for data in self.log.unsynced(self._state.applied_offset))
-        self._take(tail.parts_of(unsynced, self.definition, self._state))
+        self._take(found, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
 
-    def _replay(self, found: Iterable[FoundBatch], *, looks: bool = True, bytes_max: int | None = None) -> None:
+    def _take(self, found: Iterable[FoundBatch], *, looks: bool = True, bytes_max: int | None = None) -> None:
         """Replay batches; everything is merged whenever the memtable takes so much memory."""
         batches = ((each.header, each.data) for each in found)
-        self._take(tail.parts_of(batches, self.definition, self._state), looks=looks, bytes_max=bytes_max)
-
-    def _take(self, parts: Iterable[tail.Part], *, looks: bool = True, bytes_max: int | None = None) -> None:
-        for part in parts:
+        for part in tail.parts_of(batches, self.definition, self._state):
             self._forget_newer()
             if self.definition.primary_key is None:
                 effect = Effect(sum(header.record_count for header in part.headers))
@@ -305,31 +295,11 @@ class WritePath:
                     effect = effect_of(part.run, view.find)
             else:
                 effect = Effect(0)
-            for header in part.headers:
-                for writer_id, entry in self._writers.remember(header).items():
-                    self.memtable.put_writer(writer_id, entry)
-            self._state = tail.state_after(self._state, part.headers)._replace(
-                row_count=self._state.row_count + effect.added_rows,
-                digest=(self._state.digest + effect.digest) % 2**64,
-                next_count=part.next_count,
-            )
+            self._move(part.headers, effect, part.next_count)
             self.memtable.put(part.run)
             self.publish()
             if bytes_max is not None and self.memtable.published.size >= bytes_max:
-                self._merge_all()
-
-    def _begin_merge(self) -> None:
-        end = self.log.durable
-        self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
-        self.memtable.begin_merge(self._state)
-
-    def _merge_all(self) -> None:
-        while self.memtable.is_merging:
-            self.merge_slice()
-        end, state = self.log.durable, self._state
-        if not self.memtable.is_merged or end != (state.synced_base, state.synced_position, state.synced_offset):
-            self._begin_merge()
-            self._merge_all()
+                self.commit()
 
     def _forget_newer(self) -> None:
         if self._unique is not None:
@@ -353,26 +323,23 @@ class WritePath:
         return uncounted_after(self._state.last_timestamp, self._state.uncounted_ms, timestamp)
 
     def _first_answer(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> Applied | None:
-        seen = self._seen(request, now_ms, decided=decided)
-        if seen is None:
-            return None
-        return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
-
-    def _seen(self, request: Request | SmallRequest, now_ms: int, *, decided: bool = False) -> RememberedBatch | None:
-        """See :meth:`TableWriters.check` and :meth:`WriterStates.check`."""
+        """The answer of a duplicate; see :meth:`TableWriters.check` and :meth:`WriterStates.check`, also for errors."""
         if not decided:
             self.named.check(request.writer_id, request.writer_epoch)
         now_ms -= self._uncounted_ms(now_ms)
         last_offset = Offset(self._state.applied_offset + max(request.count - 1, 0))
-        return self._writers.check(
+        seen = self._writers.check(
             request.writer_id, request.sequence, request.writer_epoch, now_ms=now_ms, last_offset=last_offset
         )
+        if seen is None:
+            return None
+        return Applied(AppendResult(seen.base_offset, seen.last_offset, True, seen.timestamp), None)
 
     def _append_rows(self, request: Request, timestamp: int) -> EncodedBatch:
         rows = filled(request.changes.rows, self.definition.schema)
         batch = self._batch(request, timestamp, rows, _NO_CHANGE_TYPES, APPEND_ONLY)
         encoded = self._encoded(batch)
-        self._note(batch, rows.num_rows)
+        self._note(batch, Effect(rows.num_rows))
         return encoded
 
     def _merge_encoded(self, request: Request | SmallRequest, timestamp: int) -> EncodedBatch | None:
@@ -386,7 +353,7 @@ class WritePath:
         batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
         encoded = EncodedBatch.of(batch, merged.encode(batch))
         self.memtable.put(merged.rows)
-        self._note(batch, merged.added_rows, merged.digest)
+        self._note(batch, Effect(merged.added_rows, merged.digest))
         return encoded
 
     def _merge_rows(self, request: Request, timestamp: int, unique: UniqueIndexes | None = None) -> EncodedBatch:
@@ -426,8 +393,8 @@ class WritePath:
         self.memtable.delete(keys_removed)
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))
         gone = old_hashes[changed[there]]
-        digest = int(new_hashes.sum(dtype=np.uint64)) - int(gone.sum(dtype=np.uint64))
-        self._note(batch, added, digest)
+        digest = digest_of(new_hashes) - digest_of(gone)
+        self._note(batch, Effect(added, digest))
         return encoded
 
     def _engine_of(self, request: Request) -> MergeEngine:
@@ -508,38 +475,32 @@ class WritePath:
         pieces = encode_parts(batch, compression=None if small else self.definition.options.compression)
         return EncodedBatch.of(batch, pieces)
 
-    def _note(self, batch: LogBatch, added_rows: int, digest: int = 0) -> None:
+    def _note(self, batch: LogBatch, effect: Effect) -> None:
         """Record a batch whose rows are pending: its writer, and the new state."""
-        before = self._state
-        for writer_id, entry in self._writers.remember(batch).items():
-            self.memtable.put_writer(writer_id, entry)
-        self._state = IndexState(  # _replace takes three times as long
-            before.table_id,
-            before.bucket_id,
-            batch.next_offset,
-            before.synced_base,
-            before.synced_position,
-            before.synced_offset,
-            before.row_count + added_rows,
-            (before.digest + digest) % 2**64,
-            batch.commit_timestamp,
-            self._next_count(batch),
-            batch.uncounted_ms,
-            batch.base_offset if batch.commit_timestamp < before.last_timestamp else before.back_offset,
-            before.merging,
+        column, count = self.definition.options.auto_increment, self._state.next_count
+        if column is not None and batch.record_count:
+            count = next_count_after(batch.rows, column, self._ids, count)
+        self._move([batch], effect, count)
+
+    def _move(self, headers: Sequence[BatchHeader], effect: Effect, next_count: int) -> None:
+        """Move writers, pending, and the state on by batches."""
+        for header in headers:
+            for writer_id, entry in self._writers.remember(header).items():
+                self.memtable.put_writer(writer_id, entry)
+        self._state = tail.state_after(
+            self._state,
+            headers,
+            self._state.row_count + effect.added_rows,
+            (self._state.digest + effect.digest) % 2**64,
+            next_count,
         )
 
     @property
     def _ids(self) -> Ids:
         return Ids(self._state.bucket_id, self.definition.buckets)
 
-    def _next_count(self, batch: LogBatch) -> int:
-        column, count = self.definition.options.auto_increment, self._state.next_count
-        if column is None or not batch.record_count:
-            return count
-        return next_count_after(batch.rows, column, self._ids, count)
-
-    def _load(self) -> None:
+    def restore(self) -> None:
+        """Drop what is pending, after an error: its batches are not in the log."""
         self.memtable.drop()
         self._forget_newer()
         with self.memtable.view() as view:

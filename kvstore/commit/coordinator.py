@@ -185,7 +185,7 @@ class Commits:
                 self.ends.settle()
         if commits := self._catalog.writers().commits:
             for handle in self._handles.values():
-                handle.settle()
+                handle.writer().committer.settle()
             end([End(self._catalog, self._staging, commit) for commit in commits])
         self._staging.sweep(())
 
@@ -210,7 +210,7 @@ class Commits:
 
     def _takes(self, handle: BucketHandle, deadline: float) -> bool:
         try:
-            handle.take()
+            handle.writer()
         except StoreLocked:
             if self._clock.monotonic() >= deadline:
                 raise

@@ -114,7 +114,7 @@ class TablePart:
         """Have every bucket apply its batch and wait for the decision."""
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
-            self._handles[bucket].prepare(batch)
+            self._handles[bucket].writer().committer.put(batch)
 
     @property
     def requests(self) -> Mapping[BucketId, Request | SmallRequest]:

@@ -118,7 +118,7 @@ class BucketLog:
         Raises:
             CorruptData: The index or the log is damaged.
         """
-        return self._handle.log_end()
+        return self._handle.state().applied_offset
 
     def segments(self) -> list[LogSegment]:
         """All segments in order, from the names of their files; the last one is still written.

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import islice
+from itertools import compress, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
@@ -50,8 +50,6 @@ _FIRST_ROWS, _STEP_GROWS = 32, 4
 """So many rows are read first of a range that may be short; then so many times more."""
 FEW_BYTES = 4 << 20
 """Rows of more bytes are not a few."""
-_CURSOR_KEYS_MIN = 4
-"""To open a cursor costs as much as to put some rows."""
 
 
 class Layer(Protocol):
@@ -220,20 +218,10 @@ class View:
                     yield pair
 
     def _rows_by_cursor(self, chunk: int, start: bytes, stop: bytes | None) -> Iterator[FoundRows]:
-        found = self._between(start, stop)
-        waiting_keys: list[bytes] = []
-        waiting_values: list[bytes] = []
-        waiting_bytes = 0
-        while pairs := list(islice(found, min(_STEP_ROWS, chunk - len(waiting_keys)))):
-            keys, values = zip(*pairs, strict=True)
-            waiting_keys += keys
-            waiting_values += values
-            waiting_bytes += sum(map(len, values))
-            if len(waiting_keys) == chunk or waiting_bytes >= CHUNK_BYTES:
-                yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
-                waiting_keys, waiting_values, waiting_bytes = [], [], 0
-        if waiting_keys:
-            yield FoundRows.of(BinaryColumn.from_list(waiting_keys), BinaryColumn.from_list(waiting_values))
+        pairs = self._between(start, stop)
+        while waiting := _until_full(pairs, chunk):
+            keys, values = zip(*waiting, strict=True)
+            yield FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values))
 
     def bounds(self) -> tuple[bytes, bytes] | None:
         """The first and the last key; None if there are no rows."""
@@ -367,34 +355,28 @@ class Index:
                 yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Store rows. Keys are sorted and unique."""
-        self._put(keys, values)
+        """Store rows, and remove those of keys with an empty value. Keys are sorted and unique."""
+        if all(values):
+            self._put(keys, values)
+        else:
+            self._delete([key for key, value in zip(keys, values, strict=True) if not value])
+            self._put(list(compress(keys, values)), list(filter(None, values)))
         self._has_changed_rows = True
 
     def _put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        transaction = self._writable()
-        if len(keys) < _CURSOR_KEYS_MIN:
-            for key, value in zip(keys, values, strict=True):
-                transaction.put(key, value)
-        else:
-            with transaction.cursor() as cursor:
-                cursor.putmulti(zip(keys, values, strict=True))
+        with self._writable().cursor() as cursor:
+            cursor.putmulti(zip(keys, values, strict=True))
         self._touched += len(keys)
 
-    def remove(self, keys: Sequence[bytes]) -> None:
-        """Remove rows. Keys are sorted and unique."""
+    def _delete(self, keys: Sequence[bytes]) -> None:
         transaction = self._writable()
         for key in keys:
             transaction.delete(key)
         self._touched += len(keys)
-        self._has_changed_rows = True
 
     def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Remove entries of secondary indexes, and store others. Keys are unique, and best sorted."""
-        transaction = self._writable()
-        for key in removed:
-            transaction.delete(key)
-        self._touched += len(removed)
+        self._delete(removed)
         self._put(keys, values)
 
     def note_entries(self, index_id: int, count: int, *, are_whole: bool) -> None:

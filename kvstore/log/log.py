@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from kvstore.log.published import EndPublisher
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
 from kvstore.log.segments import LogEnd, LogIdentity
 from logformat import paths
-from logformat.ids import Offset
 
 UNSYNCED_BYTES_MAX = 64 << 20
 """Limit of the bytes that wait for a sync; they are kept in memory, to be rewritten if the sync fails."""
@@ -39,6 +38,10 @@ class Log:
         end: End of the log and of the last segment's file; everything before it is durable.
         files: The disk.
         segment_bytes_max: See :class:`kvstore.options.StoreOptions`.
+
+    Attributes:
+        end: Position of the next batch.
+        durable: End of what is known to be durable.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Log:
         self._identity = identity
         self._files = files
         self._segment_bytes_max = segment_bytes_max
-        self._end = self._durable = end
+        self.end = self.durable = end
         self._unsynced: list[EncodedBatch] = []
         self._undecided = False
         self._sealed = False
@@ -64,21 +67,6 @@ class Log:
         self._published.publish(end.offset)
 
     @property
-    def end(self) -> LogEnd:
-        """Position of the next batch."""
-        return self._end
-
-    @property
-    def durable(self) -> LogEnd:
-        """End of what is known to be durable."""
-        return self._durable
-
-    @property
-    def trusted_end(self) -> Offset:
-        """Offset up to which the log can be restored: its end, or its durable end once the disk has failed."""
-        return self._durable.offset if self._failed else self._end.offset
-
-    @property
     def has_lost(self) -> bool:
         """Whether the disk has failed permanently while appended batches were not durable."""
         return self._failed and bool(self._unsynced)
@@ -91,13 +79,7 @@ class Log:
     @property
     def is_full(self) -> bool:
         """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
-        return self._end.position >= self._segment_bytes_max
-
-    def unsynced(self, start: Offset) -> Iterator[memoryview]:
-        """Batches from an offset to the trusted end that are not durable, including those that no file holds."""
-        for batch in self._unsynced:
-            if start <= batch.base_offset < self.trusted_end:
-                yield memoryview(b"".join(batch.pieces))
+        return self.end.position >= self._segment_bytes_max
 
     def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False, decided: bool = False) -> None:
         """Write batches at the end; the next :meth:`sync` makes them durable.
@@ -118,7 +100,7 @@ class Log:
         self._write(batches, fills=durable or decided)
         self._unsynced.extend(batches)
         self._undecided = undecided or not decided
-        if durable or self._end.position - self._durable.position > UNSYNCED_BYTES_MAX:
+        if durable or self.end.position - self.durable.position > UNSYNCED_BYTES_MAX:
             try:
                 self.sync()
             except StoreError:
@@ -126,7 +108,7 @@ class Log:
                 self._take_back(count)
                 raise
         elif decided:
-            self._published.publish(self._end.offset)
+            self._published.publish(self.end.offset)
         self._files.check()
 
     def sync_undecided(self) -> None:
@@ -153,11 +135,11 @@ class Log:
             self._sealed = True
             self._leave_sealed_segment()
             self._sync_again()
-        self._index.add(self._unsynced, self._durable.position)
-        self._durable = self._end
+        self._index.add(self._unsynced, self.durable.position)
+        self.durable = self.end
         self._unsynced = []
         self._undecided = False
-        self._published.publish(self._durable.offset)
+        self._published.publish(self.durable.offset)
 
     def roll(self, writers: bytes) -> None:
         """Continue in a new segment, unless this one is still empty.
@@ -170,7 +152,7 @@ class Log:
             LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
         self.sync()
-        if self._end.offset == self._end.base:
+        if self.end.offset == self.end.base:
             return
         if self._sealed:
             self._leave_sealed_segment()
@@ -183,7 +165,7 @@ class Log:
             self._leave_sealed_segment()
             return
         try:
-            self._files.publish(paths.writers_file(self._directory, self._end.offset), writers)
+            self._files.publish(paths.writers_file(self._directory, self.end.offset), writers)
         except OSError as error:
             raise self._refused(error) from error
         self._begin_segment()
@@ -205,15 +187,15 @@ class Log:
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error
-        self._end = self._segment.end
+        self.end = self._segment.end
 
     def _take_back(self, count: int) -> None:
         """After a failed sync, drop all but the first ``count`` unsynced batches: their append is refused."""
         self._unsynced = self._unsynced[:count]
-        self._end = end_after(self._durable, self._unsynced)
-        if self._segment.file_bytes > self._end.position:
+        self.end = end_after(self.durable, self._unsynced)
+        if self._segment.file_bytes > self.end.position:
             # Until the next segment exists, recovery reads past the durable end.
-            self._cut(self._end)
+            self._cut(self.end)
             with suppress(OSError):
                 self._segment.sync()
 
@@ -235,11 +217,11 @@ class Log:
             StoreFull: The disk is full. The log stays sealed, and is otherwise unchanged.
             LogFailed: The disk failed; the log takes no appends until it is reopened.
         """
-        if self._durable.offset != self._durable.base:
+        if self.durable.offset != self.durable.base:
             # One that a roll left means: the segment before has no bytes after its end.
             try:
                 with suppress(FileNotFoundError):
-                    self._files.remove(paths.writers_file(self._directory, self._durable.offset))
+                    self._files.remove(paths.writers_file(self._directory, self.durable.offset))
             except OSError as error:
                 raise self._refused(error) from error
         self._begin_segment()
@@ -249,7 +231,7 @@ class Log:
             self._write(self._unsynced)
         except StoreError:
             self._sealed = True  # the new segment lacks what the old one had
-            self._end = end_after(self._durable, self._unsynced)
+            self.end = end_after(self.durable, self._unsynced)
             raise
 
     def _sync_again(self) -> None:
@@ -261,11 +243,11 @@ class Log:
 
     def _begin_segment(self) -> None:
         """Begin a new segment at the durable end."""
-        if self._durable.offset == self._durable.base:
+        if self.durable.offset == self.durable.base:
             # The failed segment has nothing durable: the new one takes its name and its predecessor.
             head = self._segment.head
         else:
-            head = head_at(self._durable.offset, self._identity, self._durable)
+            head = head_at(self.durable.offset, self._identity, self.durable)
         self._index.sync()
         try:
             following = SegmentWriter.begin(self._directory, head, self._files)
@@ -277,8 +259,8 @@ class Log:
         self._segment = following
         self._index.close()
         self._index = SparseIndexWriter(self._directory, head.base_offset, self._files)
-        self._durable = following.end
-        self._end = end_after(self._durable, self._unsynced)
+        self.durable = following.end
+        self.end = end_after(self.durable, self._unsynced)
         self._sealed = False
 
     def _check(self) -> None:

@@ -114,8 +114,7 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
 
 
 def _step(log: LogFiles, place: LogEnd) -> LogEnd:
-    found = log.segment(place.base).batch_at(place.position, place.offset)
-    return LogEnd(place.base, found.end, found.header.next_offset)
+    return log.segment(place.base).batch_at(place.position, place.offset).after
 
 
 def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:

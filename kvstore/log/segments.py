@@ -532,19 +532,10 @@ class LogFiles:
 
     def _near(self, base: Offset, offset: Offset) -> tuple[Offset, Position]:
         """The nearest batch at or before an offset that the sparse index lists."""
-        segment = self.segment(base)
-        entry = sparse_index.at_offset(segment.sparse_index(), offset)
-        if entry is not None and self._is_there(segment, entry):
+        entry = sparse_index.at_offset(self.segment(base).sparse_index(), offset)
+        if entry is not None and self.marked(Mark(base, entry.offset, entry.position)) is not None:
             return entry.offset, entry.position
-        return base, Position(HEAD_BYTES)
-
-    @staticmethod
-    def _is_there(segment: Segment, entry: sparse_index.Entry) -> bool:
-        try:
-            segment.batch_at(entry.position, entry.offset)
-        except CorruptBatch:
-            return False  # the entry is only a hint; reading from the segment's start shows whether the log is damaged
-        return True
+        return base, Position(HEAD_BYTES)  # an entry is a hint: reading from here shows whether the log is damaged
 
 
 class KnownEnd:

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import compress
 from math import ceil
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -123,11 +122,7 @@ class _Merge:
         try:
             if entries is not None:
                 entries.move(index, keys, rows)
-            if all(rows):
-                index.put(keys, rows)
-            else:
-                index.put(list(compress(keys, rows)), list(filter(None, rows)))
-                index.remove([key for key, row in zip(keys, rows, strict=True) if not row])
+            index.put(keys, rows)
             if is_last:
                 for writer_id, entry in self._writers.all().items():
                     index.put_writer(writer_id, entry)

@@ -161,7 +161,7 @@ class Replica:
         shipped_ends = {(each.stream.table_id, int(each.stream.bucket)): each.end for each in status.shipped}
         behind = {}
         for id, definition in self._runtime.catalog().tables.items():
-            ends = [handle.log_end() for handle in self._runtime.open_table(definition).handles]
+            ends = [handle.state().applied_offset for handle in self._runtime.open_table(definition).handles]
             behind[definition.name] = sum(
                 max(0, end - shipped_ends.get((id, bucket), 0)) for bucket, end in enumerate(ends)
             )

@@ -37,10 +37,6 @@ def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | N
     return None if found is None else Grouping(*found)
 
 
-_SLICE_BYTES, _ROW_BYTES = 1 << 14, 1 << 10
-"""Buffers of more bytes, and of more for each row, may be those of a larger batch, of which these rows are a slice."""
-
-
 def encoded_rows(
     definition: TableDefinition, rows: pa.RecordBatch, is_delete: pa.BooleanArray | None = None
 ) -> Encoded | None:
@@ -56,12 +52,7 @@ def encoded_rows(
     deletes = None
     if is_delete is not None and is_delete.true_count:
         deletes = np.asarray(is_delete.to_numpy(zero_copy_only=False))
-    return writes.encode_rows(kernel, table, rows, _size_of(rows), deletes)
-
-
-def _size_of(rows: pa.RecordBatch) -> int:
-    size = bytes_of(rows)
-    return rows.nbytes if size > _SLICE_BYTES and size > rows.num_rows * _ROW_BYTES else size
+    return writes.encode_rows(kernel, table, rows, bytes_of(rows), deletes)
 
 
 def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:

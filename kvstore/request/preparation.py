@@ -104,16 +104,11 @@ def request_of(
 
 
 def up_to_date(request: Request | SmallRequest, definition: TableDefinition) -> Request | SmallRequest:
-    """A request as the table's definition of now has it; see :func:`in_present_names`."""
+    """A request whose columns are called as they are now, if some have other names since it was made."""
     if isinstance(request, SmallRequest):
         if request.writes is encoded_writes(definition):
             return request
         request = request.request()  # the table was altered
-    return in_present_names(request, definition)
-
-
-def in_present_names(request: Request, definition: TableDefinition) -> Request:
-    """A request whose columns are called as they are now, if some have other names since it was made."""
     if request.schema_id is None or not (names := definition.renamed_since(request.schema_id)):
         return request
     targets = request.targets

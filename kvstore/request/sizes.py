@@ -11,12 +11,15 @@ BATCH_BYTES = 64 << 20
 
 
 _SMALL_BYTES = 1 << 20
+_SLICE_BYTES, _ROW_BYTES = 1 << 14, 1 << 10
+"""Buffers of more bytes, and of more for each row, may be those of a larger batch, of which these rows are a slice."""
 
 
 def bytes_of(rows: pa.RecordBatch) -> int:
     """Approximate bytes of rows; for small slices this includes the rest of their buffers."""
     around: int = rows.get_total_buffer_size()
-    return around if around <= _SMALL_BYTES else int(rows.nbytes)  # nbytes costs thirty times as much
+    is_right = around <= _SLICE_BYTES or around <= min(_SMALL_BYTES, rows.num_rows * _ROW_BYTES)
+    return around if is_right else int(rows.nbytes)  # nbytes costs thirty times as much
 
 
 def of_size(batches: Iterator[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.context import BucketPlace
-from kvstore.bucket.merge.effect import Effect
-from kvstore.bucket.merge.replay import FinalChanges, effect_of, final_rows, store
+from kvstore.bucket.merge.replay import Effect, FinalChanges, effect_of, final_rows, store
 from kvstore.bucket.recovery import usable_index
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptData

@@ -116,7 +116,7 @@ def consumer_lags(runtime: StoreRuntime) -> dict[str, dict[str, ConsumerLag]]:
         ends: list[tuple[LogFiles, Offset]] | None = None
         for name, positions in consumers.lasting().items():
             with suppress(StoreError):  # it is dropped, damaged, or beyond a limit: `check` and its next read say so
-                ends = ends or [(handle.log, handle.log_end()) for handle in table.handles]
+                ends = ends or [(handle.log, handle.state().applied_offset) for handle in table.handles]
                 lags = [_lag(*end, Offset(positions[bucket]), now) for bucket, end in enumerate(ends)]
                 lag_by_name.setdefault(name, {})[catalog.tables[id].name] = ConsumerLag(
                     sum(each.changes for each in lags),

@@ -378,7 +378,7 @@ class StoreRuntime:
             progress(made, max(made, sum(each.state().row_count for each in handles)))
 
         for handle in handles:
-            while made := handle.make_some_entries():
+            while made := handle.writer().committer.make_some_entries():
                 done += made
                 report(done)
         if done < (total := sum(each.state().row_count for each in handles)):
@@ -403,7 +403,7 @@ class StoreRuntime:
         for handle in opened.handles if opened is not None else ():
             if handle.writes:
                 with suppress(StoreError):  # the next write reports it
-                    handle.settle()  # now, and not with the next write, it goes by the new options
+                    handle.writer().committer.settle()  # now, and not with the next write, it goes by the new options
 
     @uninterrupted
     def drop_table(self, name: str) -> None:

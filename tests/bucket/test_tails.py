@@ -81,7 +81,7 @@ def after_each_slice(look: Callable[[], object]) -> Iterator[None]:
     batches=BATCHES,
     slices=st.integers(0, 3),
     image=st.sampled_from(["full", "wal"]),
-    limits=st.sampled_from([(1, 1, 1, 2), (600, 3, 200, 1000), (1 << 20, 1000, 1 << 20, 1000)]),
+    limits=st.sampled_from([(1, 1, 2), (600, 200, 1000), (1 << 20, 1 << 20, 1000)]),
     memory=st.sampled_from([300, None]),
 )
 @settings(max_examples=40)
@@ -90,7 +90,7 @@ def test_the_index_is_what_it_would_have_been(
     batches: list[Batch],
     slices: int,
     image: str,
-    limits: tuple[int, int, int, int],
+    limits: tuple[int, int, int],
     memory: int | None,
 ) -> None:
     """Byte for byte: rows, writers, and the state with its row count and digest; also after a part of a merge."""
@@ -117,7 +117,7 @@ def test_the_index_is_what_it_would_have_been(
                 store.flush()
             table.upsert({"k": KEYS, "v": 0, "s": ""})
         killed = kept[min(slices, len(kept) - 1)]
-        for name, limit in zip(("TOGETHER_BYTES", "LARGE_ROWS", "RUN_BYTES", "DECODED_BYTES"), limits, strict=True):
+        for name, limit in zip(("TOGETHER_BYTES", "RUN_BYTES", "DECODED_BYTES"), limits, strict=True):
             patch.setattr(tail, name, limit)
         patch.setattr(replay, "FOUND_KEYS", limits[-1])
         for module in (run, view):
@@ -178,10 +178,7 @@ def test_what_is_not_merged_when_a_store_is_closed_stays_in_the_log(
         assert store.check().ok
 
 
-@pytest.mark.parametrize("large_rows", [1, 1000])
-def test_repetitive_rows_are_not_decoded_all_together(
-    store_path: Path, large_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repetitive_rows_are_not_decoded_all_together(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their batches take a small part of that in the log."""
     text, limit = "again and again " * 50, 1_000_000
     for module in (native, write_path):
@@ -203,7 +200,6 @@ def test_repetitive_rows_are_not_decoded_all_together(
 
     monkeypatch.setattr(tail, "final_rows", and_note)
     monkeypatch.setattr(tail, "DECODED_BYTES", limit, raising=False)
-    monkeypatch.setattr(tail, "LARGE_ROWS", large_rows)
     with opened(killed) as store:
         store.table("t").upsert({"k": 10_000, "v": 1, "s": ""})
         assert values(store.table("t")) == {k: k if k % 20 else -1 for k in range(10_000)} | {10_000: 1}

@@ -116,7 +116,7 @@ def _empty_batch_is_not_appended() -> Patches:
 
 def _replay_merges_again() -> Patches:
     def catch_up(self: WritePath, log: LogFiles, bytes_max: int | None = None) -> None:
-        for found in list(log.batches(self._state.applied_offset, self.log.trusted_end)):
+        for found in list(log.batches(self._state.applied_offset, self.log.durable.offset)):
             schema = self.definition.schema_of(found.header.schema_id)
             batch = batches.decode_batch(found.data, schema, validate=False)
             changes = Changes(batch.rows, pa.array(batch.change_types == ChangeType.DELETE))

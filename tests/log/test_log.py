@@ -246,7 +246,7 @@ class TestRefusingDisk:
         disk.fail = lambda _: 0
         with pytest.raises(LogFailed):
             log.sync()
-        assert log.trusted_end == 3
+        assert log.durable.offset == 3
         log.close()
         assert open_log(tmp_path).end.offset in (3, 4)
 

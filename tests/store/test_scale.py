@@ -231,13 +231,13 @@ class Bucket:
 
 def test_an_index_that_is_opened_again_and_again_counts_once() -> None:
     readers, often, once = OpenReaders(most=3), Bucket(), Bucket()
-    readers.add(once)
+    readers.add(once.close_reader)
     for _ in range(100):
-        readers.add(often)
+        readers.add(often.close_reader)
         readers.shrink()
     assert (often.closed, once.closed) == (0, 0)
     for _ in range(2):
-        readers.add(Bucket())
+        readers.add(Bucket().close_reader)
     readers.shrink()
     assert (often.closed, once.closed) == (0, 1)
 

@@ -6,14 +6,12 @@ What these rows replace is looked up once for each key, too, wherever it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge.effect import Effect, digest_of
 from kvstore.index.index import Index
 from kvstore.kernel import library, writes
 from kvstore.memtable.run import Run
@@ -66,20 +64,6 @@ class FinalChanges(NamedTuple):
         return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
 
 
-def together(found: Iterable[Verified], bytes_max: int) -> Iterator[list[Verified]]:
-    """Consecutive batches of one schema, up to so many bytes of them."""
-    for _, batches in groupby(found, key=lambda each: each[0].schema_id):
-        waiting: list[Verified] = []
-        size = 0
-        for batch in batches:
-            if waiting and size + batch[0].size > bytes_max:
-                yield waiting
-                waiting, size = [], 0
-            waiting.append(batch)
-            size += batch[0].size
-        yield waiting
-
-
 def final_rows(
     definition: TableDefinition,
     schema_id: SchemaId,
@@ -108,6 +92,18 @@ def final_rows(
     return Run(keys, BinaryColumn(values.flat, offsets))
 
 
+class Effect(NamedTuple):
+    """Change of the row count and of the digest (modulo 2^64) by a batch."""
+
+    added_rows: int
+    digest: int = 0
+
+
+def digest_of(hashes: np.ndarray) -> int:
+    """Sum of hashes, modulo 2^64."""
+    return int(hashes.sum(dtype=np.uint64))
+
+
 def effect_of(run: Run, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]) -> Effect:
     """What the row count and the digest change by if the rows of a run take the place of others.
 
@@ -133,10 +129,7 @@ def store(index: Index, run: Run) -> None:
     """Put the rows of a run into the open transaction of an index, and remove those of its deleted keys."""
     for first in range(0, len(run), FOUND_KEYS):
         part = run.slice(first, min(first + FOUND_KEYS, len(run)))
-        live = part.there()
-        index.put(live.keys.moved().to_list(), live.rows.moved().to_list())
-        if len(live) < len(part):
-            index.remove(part.keys.take(np.flatnonzero(part.rows.lengths == 0)).to_list())
+        index.put(part.keys.moved().to_list(), part.rows.moved().to_list())
 
 
 def _values_of(

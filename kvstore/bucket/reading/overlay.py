@@ -125,7 +125,8 @@ class Overlay:
         if not newer:
             return state
         row_count = state.row_count + sum(added for _, added in newer)
-        return state_after(state, (header for header, _ in newer))._replace(row_count=row_count, merging=None)
+        headers = (header for header, _ in newer)
+        return state_after(state, headers, row_count, state.digest, state.next_count)._replace(merging=None)
 
     def view(self, tree: View, state: IndexState) -> View:
         """A view of an index, moved on to the end of the overlay.
