@@ -194,9 +194,9 @@ def test_repetitive_rows_are_not_decoded_all_together(store_path: Path, monkeypa
     decoded: list[int] = []
     final_rows = tail.final_rows
 
-    def and_note(definition: Any, schema_id: Any, given: Sequence[replay.FinalChanges]) -> run.Run:
+    def and_note(definition: Any, schema_id: Any, given: Sequence[replay.FinalChanges], *again: Any) -> run.Run:
         decoded.append(sum(each.rows.nbytes for each in given))
-        return final_rows(definition, schema_id, given)
+        return final_rows(definition, schema_id, given, *again)
 
     monkeypatch.setattr(tail, "final_rows", and_note)
     monkeypatch.setattr(tail, "DECODED_BYTES", limit, raising=False)
