@@ -38,7 +38,10 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
     "after what was staged for one is removed": (lambda: dies(Staging, "remove", after=True), True),
     "after all": (lambda: dies(Staging, "remove", call=1, after=True), True),
 }
-OF_FILES = ("nothing is staged", "half of a table is staged", "one table is staged", "all is staged")
+OF_FILES = (
+    *("nothing is staged", "half of a table is staged", "one table is staged", "all is staged"),
+    *("after what was staged for one is removed", "after all"),
+)
 """Steps that there are only if the batches are staged in files, not in the edit."""
 
 
