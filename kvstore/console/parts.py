@@ -167,3 +167,11 @@ def size_text(size: int) -> str:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, 4)
     return f"{size / 1024**power:.1f} {'KMGT'[power - 1]}iB"
+
+
+def bucket_form(buckets: int, path: str, bucket: int) -> Html | None:
+    """Which bucket a page shows; nothing to choose of a table with one."""
+    if buckets == 1:
+        return None
+    chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=buckets - 1)
+    return tag("form", chosen, tag("button", "Show"), action=path, role="search")

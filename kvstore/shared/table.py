@@ -18,7 +18,7 @@ from uuid import uuid4
 from kvstore.clock import Clock
 from kvstore.errors import CorruptImage, MissingVersion, NoSuchTable, TableExists, Unavailable, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
-from kvstore.replica.client import Client
+from kvstore.replica.client import Client, content_of
 from kvstore.replica.read.table import ReplicaTable
 from logformat import paths
 from logformat.catalog import store_file
@@ -95,9 +95,9 @@ class SharedTable:
                 was changed.
             Unavailable: The object store can't be reached. The table may exist; find it to know.
         """
-        if any(True for _ in client.list("leader/")) or _get(client, replica_manifest.NAME, 1 << 30) is not None:
+        if any(True for _ in client.list("leader/")) or content_of(client, replica_manifest.NAME, 1 << 30) is not None:
             raise UnsupportedOperation("There is a replica at this URL; choose another for shared tables.", url=url)
-        if _get(client, shared_table.definition_name(table.name), shared_table.DEFINITION_BYTES_MAX) is not None:
+        if content_of(client, shared_table.definition_name(table.name), shared_table.DEFINITION_BYTES_MAX) is not None:
             raise TableExists("There is a shared table of that name; choose another.", table=table.name, url=url)
         store = _store_at(client, clock, url)
         described = SharedDefinition(
@@ -145,7 +145,7 @@ class SharedTable:
             CorruptData: Its definition is damaged.
             Unavailable: The object store can't be reached, or has no such bucket.
         """
-        data = _get(client, shared_table.definition_name(name), shared_table.DEFINITION_BYTES_MAX)
+        data = content_of(client, shared_table.definition_name(name), shared_table.DEFINITION_BYTES_MAX)
         if data is None and not has_shared_tables(client):
             raise NoSuchTable(
                 "There are no shared tables at this URL; see whether it is right, or create the table first.",
@@ -202,7 +202,7 @@ class SharedTable:
         Raises:
             Unavailable: The object store can't be reached.
         """
-        data = _get(self.client, shared_table.newest_name(self.described.table_id), shared_table.NEWEST_BYTES_MAX)
+        data = content_of(self.client, shared_table.newest_name(self.described.table_id), shared_table.NEWEST_BYTES_MAX)
         return int(data) if data is not None and data.isdigit() else None
 
     def epoch(self, number: int) -> SharedEpoch | None:
@@ -230,7 +230,7 @@ class SharedTable:
             Unavailable: The object store can't be reached.
         """
         name = shared_table.epoch_name(self.described.table_id, number)
-        data = _get(self.client, name, shared_table.EPOCH_BYTES_MAX)
+        data = content_of(self.client, name, shared_table.EPOCH_BYTES_MAX)
         return None if data is None else shared_table.decode_epoch(data, self.described, number)
 
     def upload(self, name: Callable[[int], ObjectName], parts: Sequence[bytes]) -> tuple[ObjectName, int]:
@@ -381,7 +381,7 @@ def _store_at(client: Client, clock: Clock, url: str) -> StoreFile:
     Raises:
         UnsupportedOperation: The object store replaces what is to be created only: two writes would both be committed.
     """
-    if _get(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX) is None:
+    if content_of(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX) is None:
         # If it was lost, the tables that are there say of which store they are.
         store_id = next((each.store_id for each in described_in(client)), None) or uuid4()
         client.create(paths.STORE_FILE, [store_file.encode(StoreFile(store_id=store_id, created_ms=clock.now_ms()))])
@@ -404,7 +404,7 @@ def store_of(client: Client, url: str) -> StoreFile:
         UnsupportedVersion: A newer version wrote it.
         Unavailable: The object store can't be reached.
     """
-    data = _get(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
+    data = content_of(client, paths.STORE_FILE, store_file.STORE_BYTES_MAX)
     if data is None:
         raise MissingVersion(
             "The object STORE of the shared tables is gone; put it back, or create a table of any name at this URL, "
@@ -432,7 +432,7 @@ def described_in(client: Client) -> list[SharedDefinition]:
     """
     definitions = []
     for name, _ in client.list(f"{shared_table.DEFINITIONS_PREFIX}/"):
-        data = _get(client, name, shared_table.DEFINITION_BYTES_MAX)
+        data = content_of(client, name, shared_table.DEFINITION_BYTES_MAX)
         if data is not None:
             definitions.append(shared_table.decode_named_definition(data, name))
     return definitions
@@ -441,10 +441,3 @@ def described_in(client: Client) -> list[SharedDefinition]:
 def has_shared_tables(client: Client) -> bool:
     """Whether there are shared tables at the place of a client."""
     return next(client.list(f"{shared_table.DEFINITIONS_PREFIX}/"), None) is not None
-
-
-def _get(client: Client, name: str, bytes_max: int) -> bytes | None:
-    try:
-        return bytes(client.get(name, bytes_max=bytes_max))
-    except FileNotFoundError:
-        return None

@@ -10,7 +10,7 @@ from kvstore.clock import time_text
 from kvstore.console.commands import command
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager, size_text
+from kvstore.console.parts import attempt, bucket_form, error_box, grid, is_error, pager, size_text
 from kvstore.console.query import Query
 from kvstore.console.table.definition import Definition
 
@@ -50,7 +50,7 @@ def log_page(store: Store, definition: Definition, query: Query) -> Page:
     def body() -> Html:
         return tag(
             "div",
-            _form(definition, path, bucket),
+            bucket_form(definition.buckets, path, bucket),
             tag("p", _retention_words(definition), class_="note"),
             grid(
                 "Segments, the newest first",
@@ -114,10 +114,3 @@ def _retention_words(definition: Definition) -> str:
         return "Changes are kept for ever; kvstore alter --retention-days says for how long instead."
     days = f"{kept / 86_400_000:g}"
     return f"Changes are kept for {days} days, and longer where a consumer or recovery needs them."
-
-
-def _form(definition: Definition, path: str, bucket: int) -> Html | None:
-    if definition.buckets == 1:
-        return None
-    chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=definition.buckets - 1)
-    return tag("form", chosen, tag("button", "Show"), action=path, role="search")

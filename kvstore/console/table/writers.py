@@ -12,7 +12,7 @@ from kvstore import NamedWriter, Origins, Store
 from kvstore.clock import time_text
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
-from kvstore.console.parts import attempt, error_box, field, grid, is_error, pager
+from kvstore.console.parts import attempt, bucket_form, error_box, grid, is_error, pager
 from kvstore.console.query import Query
 from kvstore.console.table.definition import Definition
 from kvstore.errors import InvalidRequest
@@ -79,7 +79,7 @@ def writers_page(store: Store, definition: Definition, query: Query) -> Page:
             tag(
                 "section",
                 tag("h2", f"The last {WINDOW} batches of each writer in bucket {bucket}"),
-                _bucket_form(definition, path, bucket),
+                bucket_form(definition.buckets, path, bucket),
                 error_box(windows) if is_error(windows) else _windows_html(facts, definition, bucket),
             ),
             pages,
@@ -228,10 +228,3 @@ def _undo(definition: Definition, writer: str) -> Html | None:
         return None
     where = url(f"/tables/{definition.id}/undo", writer=writer, start="earliest")
     return tag("a", "preview undo", href=where, aria_label=f"Preview an undo of {writer}")
-
-
-def _bucket_form(definition: Definition, path: str, bucket: int) -> Html | None:
-    if definition.buckets == 1:
-        return None
-    chosen = field("Bucket", "bucket", bucket, type="number", min=0, max=definition.buckets - 1)
-    return tag("form", chosen, tag("button", "Show"), action=path, role="search")
