@@ -53,7 +53,8 @@ def _apply_compared(path: WritePath, request: ComparedRequest) -> Outcome | None
         return error
     if first is not None:
         return first
-    if path.memtable.get(request.keys) != request.stored:
+    request.found[:] = path.memtable.get(request.keys)
+    if request.found != request.stored:
         return None
     return path.apply_all([up_to_date(request.then, path.definition)])[0]
 
