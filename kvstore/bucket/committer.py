@@ -362,7 +362,7 @@ class Committer:
 
     def _hold(self, hold: Hold) -> None:
         """Wait for the next request of a sender, and do that one next."""
-        outcome = self._attempt(self._path.log.sync)
+        outcome = self._attempt(partial(self._found, hold))
         request = None
         if isinstance(outcome, StoreError):
             hold.answer.set_exception(outcome)
@@ -374,6 +374,10 @@ class Committer:
         else:
             self._in_hand = [request]
             self._commit_group([request])
+
+    def _found(self, hold: Hold) -> None:
+        self._path.log.sync()
+        hold.found[:] = self.memtable.get(hold.keys)
 
     # One request in its caller's thread
 

@@ -522,7 +522,7 @@ class BucketHandle:
                 try:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
-                    is_recovered = self._ownership.is_written() is None
+                    is_recovered = self._is_written() is None
                     if is_recovered and was_recovered:
                         raise  # that process does not finish
                     was_recovered = is_recovered
@@ -548,7 +548,14 @@ class BucketHandle:
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""
-        return self.engine is None and self._ownership.is_written() is not False
+        return self.engine is None and self._is_written() is not False
+
+    def _is_written(self) -> bool | None:
+        try:
+            return self._ownership.is_written()
+        except CorruptData:
+            self._context.catalog.definition()  # a dropped table is the cause to report
+            raise
 
     def lock_identity(self) -> tuple[int, int] | None:
         """Device and inode of the file of the bucket's lock; None if it is not there."""

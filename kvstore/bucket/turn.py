@@ -60,10 +60,14 @@ class Hold:
     """A hold of a bucket.
 
     Attributes:
+        keys: Encoded keys.
         answer: Set once the bucket waits, and all that was written before is durable.
+        found: What is stored for the keys then; empty where there is no row.
     """
 
+    keys: list[bytes]
     answer: Future[None] = field(default_factory=Answer)
+    found: list[bytes] = field(default_factory=list)
     _next: Future[Submitted | None] = field(default_factory=Future)
 
     def go_on(self, request: Submitted | None) -> bool:

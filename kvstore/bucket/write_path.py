@@ -155,7 +155,8 @@ class WritePath:
         elif isinstance(given, ComparedRequest):
             if (first := self._first_answer(given.then, self._now_ms())) is not None:
                 return first
-            request = given.then if self.memtable.get(given.keys) == given.stored else None
+            given.found[:] = self.memtable.get(given.keys)
+            request = given.then if given.found == given.stored else None
         else:
             request = given
         return None if request is None else self.apply(up_to_date(request, self.definition))

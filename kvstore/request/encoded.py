@@ -259,12 +259,14 @@ class ComparedRequest:
         keys: Encoded keys.
         stored: For each the bytes that are expected; empty if there is to be no row.
         then: The request; no caller waits for its own answer.
+        found: What is stored, once the answer is that it is something else.
     """
 
     keys: list[bytes]
     stored: list[bytes]
     then: Request | SmallRequest
     answer: Future[AppendResult | None] = field(default_factory=Answer)
+    found: list[bytes] = field(default_factory=list)
 
     @property
     def size(self) -> int:

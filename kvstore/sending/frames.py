@@ -43,10 +43,10 @@ class Kind(IntEnum):
     WRITE_FEW = 5
     """The same of few rows, as they are stored."""
     BARRIER = 6
-    """Answered by UNCHANGED once everything before it is applied."""
+    """Answered by UNCHANGED once everything before it is applied; it may name keys."""
     WRITTEN = 7
     UNCHANGED = 8
-    """A condition was not met; nothing was written."""
+    """A condition was not met; nothing was written. It may say what is stored for the keys."""
     FAILED = 9
     """An error; nothing was written."""
     ALTERED = 10

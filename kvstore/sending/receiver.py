@@ -15,7 +15,7 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -283,7 +283,7 @@ class _Connection:
         try:
             if kind is Kind.HOLD:
                 self._give_up_hold()
-                self._hold = number, Hold()
+                self._hold = number, Hold(requests.keys_in(content))
                 self._submit(number, 0, self._hold[1])
             elif kind is Kind.GIVE_UP:
                 self._give_up_hold()
@@ -298,7 +298,8 @@ class _Connection:
             elif kind is not Kind.BARRIER:
                 raise BadFrame
             else:
-                self._submit(number, 0, _never(_nothing(self._owned.catalog)))
+                asked = _never(_nothing(self._owned.catalog), requests.keys_in(content))
+                self._submit(number, len(content), asked)
         except Altered:
             self._send(frames.numbered(Kind.ALTERED, number))
         except NoSuchTable as error:
@@ -354,7 +355,8 @@ class _Connection:
     ) -> None:
         self._add_waiting(size)
         answer: Any = request.answer
-        answer.add_done_callback(partial(self._answered, number, size, refused))
+        found = request.found if isinstance(request, (ComparedRequest, Hold)) else ()
+        answer.add_done_callback(partial(self._answered, number, size, refused, found))
         try:
             if self._is_next(number, request) or self._owned.handle.take_in(request, here=here):
                 return
@@ -377,15 +379,22 @@ class _Connection:
             self._hold = None
 
     def _answered(
-        self, number: int, size: int, refused: StoreError | None, answer: Future[AppendResult | None]
+        self,
+        number: int,
+        size: int,
+        refused: StoreError | None,
+        found: Sequence[bytes],
+        answer: Future[AppendResult | None],
     ) -> None:
         error = answer.exception() or refused
         if answer.exception() is None and (result := answer.result()) is not None:
             data = frames.written(number, result)
         elif isinstance(error, StoreError):
             data = frames.numbered(Kind.FAILED, number, frames.encode_error(error))
+        elif error is None:
+            data = frames.numbered(Kind.UNCHANGED, number, requests.encode_values(found))
         else:
-            data = frames.numbered(Kind.UNCHANGED if error is None else Kind.NOT_OWNER, number)
+            data = frames.numbered(Kind.NOT_OWNER, number)
         self._send_answer(data, size)
 
     def _transacted(self, number: int, size: int, kind: Kind | None, content: bytes) -> None:
@@ -434,6 +443,6 @@ def _nothing(catalog: TableCatalog) -> Request:
     return request_of(Changes.upserts(intake.empty(definition.schema)), definition)
 
 
-def _never(request: Request) -> ComparedRequest:
-    """A request that gets its first answer if it was applied before, and does nothing else."""
-    return ComparedRequest([], [b""], request)
+def _never(request: Request, keys: Sequence[bytes] = ()) -> ComparedRequest:
+    """A request that gets its first answer if it was applied before, and does nothing else but to find some keys."""
+    return ComparedRequest([*keys], [b""] * (not keys), request)

@@ -32,6 +32,8 @@ from logformat.rows.keys import KEY_BYTES_MAX
 _HEAD = struct.Struct("<qiiiBIIII")
 _OVERWRITE, _SKIPS_IDENTICAL, _HAS_TARGETS, _HAS_CONDITIONS = 1, 2, 4, 8
 _COUNT = struct.Struct("<I")
+VALUES_MAX, VALUES_BYTES_MAX = 64, 1 << 16
+"""How many stored values an answer has at most, and of how many bytes together."""
 _PAIR = struct.Struct("<II")
 
 
@@ -163,6 +165,41 @@ def decode(content: bytes, definition: TableDefinition) -> Request | ComparedReq
     if flags & _SKIPS_IDENTICAL:
         request = replace(request, skips_identical=True)
     return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
+
+
+def encode_values(values: Several[bytes]) -> bytes:
+    """Keys, or stored values, as bytes; none if they are too many or too large."""
+    if len(values) > VALUES_MAX or sum(map(len, values)) > VALUES_BYTES_MAX:
+        return b""
+    return b"".join([piece for value in values for piece in (_COUNT.pack(len(value)), value)])
+
+
+def decode_values(content: bytes) -> list[bytes]:
+    """The values in such bytes.
+
+    Raises:
+        BadFrame: The bytes are none.
+    """
+    place, values = 0, []
+    try:
+        while place < len(content):
+            (length,) = _COUNT.unpack_from(content, place)
+            place += _COUNT.size
+            values.append(content[place : place + length])
+            place += length
+    except struct.error as error:
+        raise BadFrame from error
+    if place != len(content) or len(values) > VALUES_MAX:
+        raise BadFrame
+    return values
+
+
+def keys_in(content: bytes) -> list[bytes]:
+    """The keys in such bytes. Raises what :func:`decode_values` does."""
+    keys = decode_values(content)
+    if not all(0 < len(key) <= KEY_BYTES_MAX for key in keys):
+        raise BadFrame
+    return keys
 
 
 def numbers_in(content: bytes) -> tuple[WriterId, Sequence]:

@@ -9,7 +9,9 @@ of each writer, so a request that the last owner had applied gets its first answ
 * A request is answered once: with its result, or with an error that says that nothing was written, or with
   NotAcknowledged; or, if its caller has numbered it and may send it again, with Unavailable.
 * A conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as its
-  condition. If they are others by then, it is decided again.
+  condition. If they are others by then, the owner says which, and it is decided again.
+* Of a few keys this process does not read the log: what it has seen of them last is as good, as long as something is to
+  be written, since the condition is compared. Otherwise it asks the owner.
 * What was sent first is sent again first, and nothing new is sent before it.
 * An id whose request has no answer is never used again.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -42,8 +44,9 @@ from kvstore.errors import (
     StoreReplaced,
     Unavailable,
 )
+from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
-from kvstore.request.encoded import ComparedRequest, SmallRequest, Submitted
+from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.sending import frames, requests
@@ -58,6 +61,8 @@ ANSWER_SECONDS = 30.0
 """How long a request waits for its answer, from whichever process owns the bucket."""
 REQUESTS_MAX = 8
 """Requests without a writer of their own that wait for an answer at once; others wait to be sent."""
+SEEN_MAX, SEEN_BYTES_MAX = 1024, 1024
+"""Of how many keys a sender remembers what was stored, and of how many bytes each."""
 CONFLICTS_MAX = 1
 """How often a condition is decided again before the owner is asked to wait for its request."""
 _HINT_SECONDS = 0.5
@@ -81,6 +86,8 @@ class Sent:
         transaction: The transaction that is sent instead of a request; it is not sent again.
         conflicts: How often its condition was not met.
         holds: Whether the owner is asked to wait for it.
+        asks: Whether the owner is asked what is stored, to decide it.
+        found: What the owner has said of that, until it is decided.
     """
 
     given: Submitted | None
@@ -94,6 +101,8 @@ class Sent:
     transaction: bytes | None = None
     conflicts: int = 0
     holds: bool = False
+    asks: bool = False
+    found: list[bytes] | None = None
 
 
 class Sender:
@@ -125,6 +134,8 @@ class Sender:
         self._free: list[Slot] = []
         self._last: dict[WriterId, Sequence] = {}
         """The last sequence of each id that was used here."""
+        self._seen: dict[bytes, bytes] = {}
+        """What was stored for keys of conditional requests last, as far as this process knows."""
 
     @property
     def is_met(self) -> bool:
@@ -254,13 +265,15 @@ class Sender:
         if isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
-            stored: list[bytes] = []
             try:
-                request = decided(given, definition, partial(self._read, stored))
+                request, stored = self._decided(sent, given, definition)
             except StoreError as error:
                 sent.answer.set_exception(error)
                 return False
             sent.condition = Condition(given.keys, stored)
+            if sent.asks:
+                sent.request = None
+                return True
         else:
             assert given is not None
             request = given
@@ -269,6 +282,36 @@ class Sender:
             return False
         sent.request = request.request() if isinstance(request, SmallRequest) and sent.is_altered else request
         return True
+
+    def _decided(
+        self, sent: Sent, given: ConditionalRequest, definition: TableDefinition
+    ) -> tuple[Request | SmallRequest | None, list[bytes]]:
+        """What a conditional request writes, and the stored values by which that was decided; or ``asks`` is set."""
+        stored, sent.found = sent.found, None
+        was_asked, sent.asks = sent.asks, False
+        if stored is None and not was_asked and isinstance(given, SmallConditional) and self._connection is not None:
+            seen = [self._seen.get(key) for key in given.keys]
+            guess = [value for value in seen if value is not None]
+            if len(guess) == len(seen):
+                with suppress(StoreError):
+                    if (request := decided(given, definition, lambda _: guess)) is not None:
+                        return request, guess
+            sent.asks = True
+            return None, []
+        if stored is not None and len(stored) == len(given.keys):
+            return decided(given, definition, lambda _: stored), stored
+        read: list[bytes] = []
+        return decided(given, definition, partial(self._read, read)), read
+
+    def _see(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
+        """Remember what is stored."""
+        with self._changed:
+            for key, value in zip(keys, values, strict=True):
+                self._seen.pop(key, None)
+                if len(value) <= SEEN_BYTES_MAX:
+                    self._seen[key] = value
+            while len(self._seen) > SEEN_MAX:
+                del self._seen[next(iter(self._seen))]
 
     def _read(self, stored: list[bytes], keys: list[bytes]) -> list[bytes]:
         """Read the rows of encoded keys; they are also put into ``stored``."""
@@ -279,7 +322,7 @@ class Sender:
 
     def _send(self, sent: Sent) -> bool:
         """Send a request once its turn comes; False if the owner is not met."""
-        needs_slot = sent.request is not None and sent.request.writer_id == NO_WRITER
+        needs_slot = sent.asks or (sent.request is not None and sent.request.writer_id == NO_WRITER)
         with self._changed:
             while self._recovers or (needs_slot and self._slots_used() >= REQUESTS_MAX):
                 self._wait()
@@ -294,7 +337,7 @@ class Sender:
         return True
 
     def _slots_used(self) -> int:
-        return sum([sent.slot is not None for sent in self._sent.values()])
+        return sum([sent.slot is not None or sent.asks for sent in self._sent.values()])
 
     def _prepare(self, number: int, sent: Sent) -> None:
         """Make the frame of a request, which gets a writer and a sequence if it has none; the lock is held.
@@ -309,7 +352,8 @@ class Sender:
                 raise TooLarge
             return
         if sent.request is None:
-            sent.frame = frames.numbered(Kind.BARRIER, number)
+            keys = sent.given.keys if isinstance(sent.given, ConditionalRequest) else []
+            sent.frame = frames.numbered(Kind.BARRIER, number, requests.encode_values(keys))
             return
         request = sent.request
         if request.writer_id == NO_WRITER:
@@ -412,7 +456,7 @@ class Sender:
         elif kind is Kind.WRITTEN:
             self._written(number, sent, frames.result_in(content))
         elif kind is Kind.UNCHANGED:
-            self._unchanged(number, sent)
+            self._unchanged(number, sent, requests.decode_values(rest))
         elif kind is Kind.ALTERED:
             sent.is_altered = True
             self._again(number, sent)
@@ -425,26 +469,37 @@ class Sender:
         if sent.slot is not None:
             assert sent.request is not None
             self._last[sent.slot.writer_id] = sent.request.sequence
+        if isinstance(sent.given, SmallConditional) and isinstance(sent.request, SmallRequest):
+            done = sent.request.operations
+            self._see([each.code for each in done], [each.value or b"" for each in done])
         self._settle(number, partial(sent.answer.set_result, result))
 
-    def _unchanged(self, number: int, sent: Sent) -> None:
-        """The condition of a request was not met."""
+    def _unchanged(self, number: int, sent: Sent, found: list[bytes]) -> None:
+        """The condition of a request was not met.
+
+        Args:
+            found: What is stored; empty if the owner does not say.
+        """
+        if isinstance(sent.given, ConditionalRequest) and len(found) == len(sent.given.keys):
+            sent.found = found
+            self._see(sent.given.keys, found)
         if not isinstance(sent.given, ConditionalRequest):
             self._settle(number, partial(sent.answer.set_result, None))
         elif self._clock.monotonic() - sent.began >= ANSWER_SECONDS:
             error = StoreLocked("Other processes change the rows of this write all the time; try it again.")
             self._settle(number, partial(sent.answer.set_exception, error))
-        elif sent.conflicts >= CONFLICTS_MAX and not sent.holds:
-            self._hold(number, sent)
+        elif sent.conflicts >= CONFLICTS_MAX and not sent.asks:
+            self._hold(number, sent, sent.given.keys)
         else:
-            sent.conflicts += 1
+            sent.conflicts += not sent.asks
             self._again(number, sent)
 
-    def _hold(self, number: int, sent: Sent) -> None:
+    def _hold(self, number: int, sent: Sent, keys: list[bytes]) -> None:
         """Have the bucket wait until the request was decided once more, and sent."""
         with self._changed:
             sent.holds = True
-            sent.frame = frames.numbered(Kind.HOLD, number)
+            sent.asks, sent.found = True, None
+            sent.frame = frames.numbered(Kind.HOLD, number, requests.encode_values(keys))
             if self._connection is not None:
                 self._put(sent)
 
@@ -567,7 +622,7 @@ class Sender:
                 self._failed(number, sent, error)
                 continue
             if result is None:
-                self._unchanged(number, sent)
+                self._unchanged(number, sent, [])
             else:
                 self._written(number, sent, result)
 

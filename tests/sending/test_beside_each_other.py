@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from itertools import count
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreError
-from kvstore.options import Durability
+from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreError, StoreFull
+from kvstore.options import Durability, StoreOptions
 from kvstore.sending import requests
+from kvstore.store.store import Store
+from tests.cli.commands import run as run_command
 from tests.sending.writers import SCHEMA, check, create, write_for_ever
+from tests.support.disks import FailingDisk, failing
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 
@@ -253,3 +257,65 @@ def test_a_row_that_its_owner_writes_all_the_time_is_changed_by_others_too(
         changes = [change for batch in table.changelog() for change in batch.to_pylist()]
         assert [row["n"] for row in changes if row["_change_type"] == "update_postimage" and row["n"]] == counted
         assert store.check()
+
+
+def own_on_a_disk_that_fills(pipe: Pipe, path: Path) -> None:
+    """Own the bucket; the disk is full, or has space again, as it is said."""
+    disk = FailingDisk()
+    with Store(path, StoreOptions(), files=disk) as store:
+        table = store.table("t")
+        table.upsert({"k": 0, "v": "owner", "n": 0})
+        pipe.send("owns")
+        while (word := pipe.recv()) != "end":
+            disk.fail = failing("write", errno.ENOSPC, times=10**9) if word == "full" else lambda _: 0
+            pipe.send(word)
+
+
+def test_a_full_disk_of_the_owner_is_named_and_what_was_refused_is_not_written(store_path: Path) -> None:
+    create(store_path)
+    with Child(own_on_a_disk_that_fills, store_path) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "before", "n": 0})
+        for n in range(3):
+            for word in ("full", "free"):
+                owner.say(word)
+                assert owner.hear() == word
+                if word == "full":
+                    for _ in range(10):  # more than there are ids at once
+                        with pytest.raises(StoreFull, match="free some"):
+                            table.upsert({"k": 2, "v": "refused", "n": n})
+                        with pytest.raises(StoreFull, match="free some"):
+                            table.increment(1, {"n": 1})
+                else:
+                    assert table.increment(1, {"n": 1})["n"] == n + 1
+        assert table.get(2) is None
+        owner.say("end")
+        assert owner.join() == 0
+        assert table.increment(1, {"n": 1})["n"] == 4
+        assert store.check()
+
+
+def test_jobs_patches_epochs_transactions_and_commands_beside_an_owner(
+    table: kvstore.Table, store_path: Path, tmp_path: Path
+) -> None:
+    with kvstore.open(store_path) as store:
+        table.upsert({"k": 1, "v": "wrong", "n": 1})
+        table.apply_epoch(kvstore.Changes.of([("upsert", {"k": 2, "v": "epoch", "n": 2})], table.schema), "w", 1)
+        assert not table.bucket(0).handle.writes
+        patch = kvstore.Patch.of(table, table.undo("earliest", writer="w", epoch=1))
+        patch.apply(table)
+        assert table.get(2) is None
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "a.csv").write_text("k,v,n\n3,job,3\n4,job,4\n")
+        store.create_job("landing", source=str(tmp_path / "in"), format="csv", table="t").run()
+        with store.transaction() as transaction:
+            transaction.upsert("t", {"k": 5, "v": "transaction", "n": 5})
+            transaction.delete("t", 1)
+        (tmp_path / "rows.csv").write_text("k,v,n\n6,command,6\n")
+        assert run_command("load", store_path, "t", tmp_path / "rows.csv").code == 0
+        assert [(row["k"], row["v"]) for row in rows_of(table) if row["k"] >= 0] == [
+            *((k, "job") for k in (3, 4)),
+            (5, "transaction"),
+            (6, "command"),
+        ]

@@ -365,6 +365,30 @@ def test_holds_in_any_order_end(owned: kvstore.Table, steps: list[tuple[str, int
     assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
 
 
+@given(kind=st.sampled_from([Kind.HOLD, Kind.BARRIER]), data=st.binary(max_size=40), keys=st.lists(st.binary()))
+@settings(max_examples=15)
+def test_keys_of_strangers_are_found_or_end_the_connection(
+    owned: kvstore.Table, kind: Kind, data: bytes, keys: list[bytes]
+) -> None:
+    there = owned.upsert({"k": 7, "v": "there", "n": 7}) and encoded_key(owned, 7)
+    for content in (data, requests.encode_values(keys)):
+        with closing(met(path_of(owned))) as stranger:
+            stranger.sendall(greeting_of(owned).encode() + numbered(kind, 3, content))
+            assert first_answer(stranger) in (None, Kind.UNCHANGED)
+    with closing(met(path_of(owned))) as stranger:
+        stranger.sendall(greeting_of(owned).encode() + numbered(kind, 3, requests.encode_values([there, b"no key"])))
+        assert first_answer(stranger) is Kind.UNCHANGED
+    owned.upsert({"k": 1, "v": "after", "n": 1})
+
+
+def encoded_key(table: kvstore.Table, k: int) -> bytes:
+    writes = encoded_writes(table.parts.definition)
+    assert writes is not None
+    operations = writes.upserts({"k": k, "v": "x", "n": 1}, 1)
+    assert operations is not None
+    return operations[0].code
+
+
 FLOOD = 3_000
 """Rows that one sender sends at once, each an update of two changes."""
 
