@@ -14,21 +14,19 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows, together
-from kvstore.memtable.run import RUN_KEYS, Run, merged
+from kvstore.memtable.run import RUN_KEYS, Run
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
 from logformat.ids import SchemaId
-from logformat.log.batch import BatchHeader, records_of
+from logformat.log.batch import BatchHeader, records_of, verify
 from logformat.log.index_state import IndexState
 
-TOGETHER_BYTES = 32 << 20
+TOGETHER_BYTES = 4 << 20
 """Batches with up to this many bytes in the log are handled together."""
 DECODED_BYTES = 64 << 20
 """Nor more than take this much once they are decoded: repetitive rows take far more than their batch in the log."""
 LARGE_ROWS = 1024
 """Batches of fewer rows are handled together."""
-RUN_BYTES = 48 << 20
-"""Rows are published once they take this much: to bring them together takes as much again."""
 
 
 class Part(NamedTuple):
@@ -68,7 +66,13 @@ def runs_of(
         schema_id = SchemaId(some[0][0].schema_id)
         if not is_read_again or sum(header.record_count for header, _ in some) < RUN_KEYS:
             return final_rows(definition, schema_id, changes)
-        return final_rows(definition, schema_id, changes, lambda: next(runs_of(some, definition, bytes_max))[1])
+
+        def again() -> Run:
+            for each in some:
+                verify(*each)  # a disk may give other bytes this time
+            return next(runs_of(some, definition, bytes_max))[1]
+
+        return final_rows(definition, schema_id, changes, again)
 
     for batches in together(found, bytes_max):
         schema = definition.schema_of(SchemaId(batches[0][0].schema_id))
@@ -142,18 +146,8 @@ def parts_of(found: Iterable[Verified], definition: TableDefinition, state: Inde
         if column is not None and rows.num_rows:
             next_count = next_count_after(rows, column, ids, next_count)
 
-    headers: list[BatchHeader] = []
-    runs: list[Run] = []
-    for some, run in runs_of(found, definition, TOGETHER_BYTES, saw):
-        headers += some
-        runs.append(run)
-        if sum(each.size for each in runs) > RUN_BYTES:
-            runs = [merged(runs)]
-            if runs[0].size > RUN_BYTES // 2:
-                yield Part(headers, runs[0], next_count)
-                headers, runs = [], []
-    if headers:
-        yield Part(headers, merged(runs), next_count)
+    for headers, run in runs_of(found, definition, TOGETHER_BYTES, saw):
+        yield Part(headers, run, next_count)
 
 
 def state_after(state: IndexState, headers: Iterable[BatchHeader]) -> IndexState:
