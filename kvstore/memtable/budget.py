@@ -17,8 +17,8 @@ MEMORY_PARTS = 4
 BUCKET_BYTES_MAX = 128 << 20
 """Of one bucket, unless the setting says otherwise: other processes read from the log what is not merged."""
 INDEX_PARTS = 12
-"""Of a larger index this part, but not more than half of the store's: a row of random keys costs less than half a page
-of the index then, however large it is."""
+"""Over a larger index it is this part of its leaves, but not more than half of the store's: a row of random keys costs
+about half a page of the index then."""
 
 
 class Budget:

@@ -328,11 +328,13 @@ class Memtable:
             state: With all of it.
         """
         newest, writers, old = self._pending, self._pending_writers, self.published
-        rows, size = old.rows, old.size + ROW_BYTES * len(newest)
-        size += sum(map(len, newest)) + sum(map(len, newest.values()))
-        for layer in reversed(self._pending_before):
-            size += layer.size
-            rows = rows.over(layer)
+        rows, size = old.rows, old.size
+        for run in reversed(self._pending_before):
+            rows, size = rows.over(run), size + run.size
+        runs = [each.size for each in rows.dicts if isinstance(each, Run)]
+        if self._pending_before and len(runs) == len(rows.dicts):
+            size = sum(runs)  # what became one takes less
+        size += ROW_BYTES * len(newest) + sum(map(len, newest)) + sum(map(len, newest.values()))
         with self._lock:
             in_place = not self._is_seen
             rows = rows.added(newest, in_place=in_place) if newest else rows

@@ -1,7 +1,7 @@
 """Rows of layers in key order, some at a time, as a merge stores them.
 
-The keys of dicts are sorted together, once; their rows are looked up when they are taken. Runs are sorted already, and
-stay as they are: rows of several are brought together when they are taken.
+Dicts are sorted together, once. Runs are sorted already, and stay as they are: rows of several are brought together
+when they are taken.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, chain, groupby
-from typing import Protocol, cast
+from itertools import accumulate, groupby
+from typing import cast
 
 import numpy as np
 
 from kvstore.memtable.layers import Layers
 from kvstore.memtable.run import Run, merged
 from logformat.binary_column import BinaryColumn
-from logformat.rows.ordering import in_order
 
 _IN_ORDER = "keys in order"
-_SORTED_BY_NUMBERS = 1000
-"""So many keys are sorted faster by numbers than as objects."""
 
 
 class RowLayers(Layers[bytes, bytes]):
@@ -43,12 +40,6 @@ class RowLayers(Layers[bytes, bytes]):
         return found
 
 
-class _Keys(Protocol):
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, place: int, /) -> bytes: ...
-
-
 class SortedRows:
     """The newest row of each key of some layers.
 
@@ -57,14 +48,14 @@ class SortedRows:
     """
 
     def __init__(self, layers: Layers[bytes, bytes]) -> None:
-        self._parts: list[_OfDicts | _OfRun] = []  # the oldest first
+        self._parts: list[Run] = []  # the oldest first
         for is_dict, some in groupby(reversed(layers.dicts), lambda layer: isinstance(layer, dict)):
             if is_dict:
-                self._parts.append(_OfDicts(Layers(tuple(reversed(list(some))))))
+                self._parts.append(Run.of_dict(Layers(tuple(reversed(list(some)))).all()))
             else:
-                self._parts += [_OfRun(cast("Run", each)) for each in some]
+                self._parts += [cast("Run", each) for each in some]
         self._places = [0] * len(self._parts)
-        self._count = sum(len(each.keys) for each in self._parts)
+        self._count = sum(map(len, self._parts))
 
     @property
     def left(self) -> int:
@@ -78,7 +69,7 @@ class SortedRows:
 
     def all(self) -> Run:
         """All rows; none was taken."""
-        return merged([each.run(0, len(each.keys)) for each in self._parts]) if self._parts else Run.of([], [])
+        return merged(self._parts) if self._parts else Run.of([], [])
 
     def next(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes], list[int]]:
         """Keys and rows that come next; and the places to give to :meth:`taken` once they are stored.
@@ -94,10 +85,10 @@ class SortedRows:
             return [], [], ends
         if len(taken) == 1:
             ((part, first, last),) = taken
-            keys, rows = part.pairs(first, last)
+            run = part.slice(first, last)
         else:
-            run = merged([part.run(first, last) for part, first, last in taken])
-            keys, rows = run.keys.to_list(), run.rows.to_list()
+            run = merged([part.slice(first, last) for part, first, last in taken])
+        keys, rows = run.keys.moved().to_list(), run.rows.moved().to_list()
         if sum(map(len, rows)) > bytes_max:
             few = next(few for few, size in enumerate(accumulate(map(len, rows)), 1) if size > bytes_max)
             keys, rows = keys[:few], rows[:few]
@@ -113,7 +104,7 @@ class SortedRows:
 
         Where keys of the parts follow each other, all may be of one part; where they alternate, of each is taken less.
         """
-        left = sum(place < len(part.keys) for part, place in zip(self._parts, self._places, strict=True))
+        left = sum(place < len(part) for part, place in zip(self._parts, self._places, strict=True))
         divisor = 1
         while True:
             ends = self._ends_of(max(count // divisor, 1), max(bytes_max // divisor, 1))
@@ -124,83 +115,23 @@ class SortedRows:
     def _ends_of(self, count: int, bytes_max: int) -> list[int]:
         """Those of so many of each part, but up to the same key."""
         parts = list(zip(self._parts, self._places, strict=True))
-        ends = [part.end(place, count, bytes_max) for part, place in parts]
-        last = [part.keys[end - 1] for part, end in zip(self._parts, ends, strict=True) if end < len(part.keys)]
+        ends = [_end(part, place, count, bytes_max) for part, place in parts]
+        last = [part.keys[end - 1] for part, end in zip(self._parts, ends, strict=True) if end < len(part)]
         return self._up_to(min(last), ends) if last and len(parts) > 1 else ends
 
     def _fits(self, ends: Sequence[int], count: int, bytes_max: int) -> bool:
         if sum(ends) - sum(self._places) > count:
             return False
         parts = zip(self._parts, self._places, ends, strict=True)
-        return sum(part.size(place, end) for part, place, end in parts) <= bytes_max
+        return sum(int(part.rows.offsets[end] - part.rows.offsets[place]) for part, place, end in parts) <= bytes_max
 
     def _up_to(self, key: bytes, ends: Sequence[int]) -> list[int]:
         places = zip(self._parts, self._places, ends, strict=True)
         return [bisect_right(cast("Sequence[bytes]", part.keys), key, place, end) for part, place, end in places]
 
 
-class _OfRun:
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self.keys: _Keys = run.keys
-
-    def end(self, first: int, count: int, bytes_max: int) -> int:
-        """Where so many rows end, or one, if it is larger."""
-        offsets = self._run.rows.offsets
-        most = int(np.searchsorted(offsets, offsets[first] + bytes_max, "right")) - 1
-        return min(max(most, first + 1), first + count, len(self.keys))
-
-    def size(self, first: int, last: int) -> int:
-        """Bytes of rows."""
-        offsets = self._run.rows.offsets
-        return int(offsets[last] - offsets[first])
-
-    def run(self, first: int, last: int) -> Run:
-        return self._run.slice(first, last)
-
-    def pairs(self, first: int, last: int) -> tuple[list[bytes], list[bytes]]:
-        some = self._run.slice(first, last)
-        return some.keys.moved().to_list(), some.rows.moved().to_list()
-
-
-class _OfDicts:
-    def __init__(self, layers: Layers[bytes, bytes]) -> None:
-        self._layers = layers
-        self.keys = _Ordered(layers)
-
-    def end(self, first: int, count: int, _: int) -> int:
-        """See :meth:`_OfRun.end`; what rows take is not known here."""
-        return min(first + count, len(self.keys))
-
-    def size(self, *_: int) -> int:
-        """See :meth:`end`."""
-        return 0
-
-    def run(self, first: int, last: int) -> Run:
-        return Run.of(*self.pairs(first, last))
-
-    def pairs(self, first: int, last: int) -> tuple[list[bytes], list[bytes]]:
-        keys = self.keys.between(first, last)
-        return keys, [row for row in self._layers.newest(keys) or () if row is not None]
-
-
-class _Ordered:
-    """The keys of dicts in order."""
-
-    def __init__(self, layers: Layers[bytes, bytes]) -> None:
-        names = list(chain.from_iterable(layers.dicts))
-        if len(names) < _SORTED_BY_NUMBERS:
-            self._names = sorted({*names})  # some perhaps more than once
-            self._order = np.arange(len(self._names))
-        else:
-            order, differs = in_order(BinaryColumn.from_list(names))
-            self._names, self._order = names, order[np.append(True, differs)]
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __getitem__(self, place: int) -> bytes:
-        return self._names[self._order[place]]
-
-    def between(self, first: int, last: int) -> list[bytes]:
-        return list(map(self._names.__getitem__, self._order[first:last].tolist()))
+def _end(run: Run, first: int, count: int, bytes_max: int) -> int:
+    """Where so many rows end, or one, if it is larger."""
+    offsets = run.rows.offsets
+    most = int(np.searchsorted(offsets, offsets[first] + bytes_max, "right")) - 1
+    return min(max(most, first + 1), first + count, len(run))

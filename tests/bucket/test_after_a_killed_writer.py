@@ -99,8 +99,7 @@ def create(path: Path, buckets: int = 1) -> None:
 def test_the_next_writer_has_all_rows(path: Path, limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In its memtable; or in its index, if they take more memory than there is."""
     killed(path)
-    monkeypatch.setattr(tail, "TOGETHER_BYTES", 2_000)
-    monkeypatch.setattr(tail, "RUN_BYTES", 500)
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", 500)
     monkeypatch.setattr(memtable, "SLICE_ROWS", COUNT // 4)  # a slice is stored when the bucket is opened
     merges: list[bool] = []
 

@@ -126,12 +126,10 @@ def test_an_unusable_index_is_rebuilt_from_the_log(filled: Path, harm: Callable[
     assert contents(filled) == before
 
 
-@pytest.mark.parametrize(
-    ("together", "run_bytes", "found"), [(tail.TOGETHER_BYTES, tail.RUN_BYTES, 1 << 16), (2000, 300, 3)]
-)
+@pytest.mark.parametrize(("together", "found"), [(tail.TOGETHER_BYTES, 1 << 16), (300, 3)])
 @pytest.mark.parametrize("image", ["full", "wal"])
 def test_batches_of_several_schemas_are_replayed_byte_for_byte(
-    store_path: Path, image: str, together: int, run_bytes: int, found: int, monkeypatch: pytest.MonkeyPatch
+    store_path: Path, image: str, together: int, found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many batches at once, with keys that are stored, removed and stored again, before and after columns are added."""
     with kvstore.open(store_path) as store:
@@ -145,7 +143,6 @@ def test_batches_of_several_schemas_are_replayed_byte_for_byte(
     before = contents(store_path)
     lose(store_path / BUCKET / "index")
     monkeypatch.setattr(tail, "TOGETHER_BYTES", together)
-    monkeypatch.setattr(tail, "RUN_BYTES", run_bytes)
     monkeypatch.setattr(replay, "FOUND_KEYS", found)
     with kvstore.open(store_path) as store:
         assert store.table("t").get(100) is None

@@ -179,7 +179,7 @@ class TheMemtable(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore.memtable.run._TOGETHER_BYTES", 400)
+    monkeypatch.setattr("kvstore.memtable.run.JOINED_BYTES", 400)
     monkeypatch.setattr("kvstore.memtable.memtable.FEW_KEYS", 3)
     monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS", 2)
     monkeypatch.setattr("kvstore.memtable.memtable.SLICE_ROWS_MAX", 5)

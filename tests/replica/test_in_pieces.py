@@ -26,7 +26,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "REPLAY_BYTES_MAX", 1)
     monkeypatch.setattr(rebuilt_rows, "REPLAY_BYTES_MAX", 1)
     monkeypatch.setattr(write_path, "REPLAY_BYTES_MAX", 1)
-    monkeypatch.setattr(tail, "RUN_BYTES", 1)
+    monkeypatch.setattr(tail, "TOGETHER_BYTES", 1)
     monkeypatch.setattr(image, "BUFFER_BYTES", 100)
 
 

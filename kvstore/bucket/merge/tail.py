@@ -14,18 +14,16 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows
-from kvstore.memtable.run import RUN_KEYS, Run, merged
+from kvstore.memtable.run import RUN_KEYS, Run
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
-from logformat.log.batch import BatchHeader, records_of
+from logformat.log.batch import BatchHeader, records_of, verify
 from logformat.log.index_state import IndexState
 
-TOGETHER_BYTES = 32 << 20
+TOGETHER_BYTES = 4 << 20
 """Batches with up to this many bytes in the log are handled together."""
 DECODED_BYTES = 64 << 20
 """Nor more than take this much once they are decoded: repetitive rows take far more than their batch in the log."""
-RUN_BYTES = 48 << 20
-"""Rows are published once they take this much: to bring them together takes as much again."""
 
 
 class Part(NamedTuple):
@@ -69,10 +67,15 @@ def runs_of(
         changes = FinalChanges.among(np.concatenate(kinds), pa.concat_batches(parts))
         if saw is not None:
             saw(changes.rows)
-        some, again = batches, None
-        if is_read_again and sum(header.record_count for header, _ in some) >= RUN_KEYS:
-            again = lambda: next(runs_of(some, definition, bytes_max))[1]  # noqa: E731
-        return final_rows(definition, some[0][0].schema_id, [changes], again)
+        some = batches
+
+        def again() -> Run:
+            for each in some:
+                verify(*each)  # a disk may give other bytes this time
+            return next(runs_of(some, definition, bytes_max))[1]
+
+        are_many = is_read_again and sum(header.record_count for header, _ in some) >= RUN_KEYS
+        return final_rows(definition, some[0][0].schema_id, [changes], again if are_many else None)
 
     def headers() -> list[BatchHeader]:
         return [header for header, _ in batches]
@@ -115,18 +118,8 @@ def parts_of(found: Iterable[Verified], definition: TableDefinition, state: Inde
         if column is not None and rows.num_rows:
             next_count = next_count_after(rows, column, ids, next_count)
 
-    headers: list[BatchHeader] = []
-    runs: list[Run] = []
-    for some, run in runs_of(found, definition, TOGETHER_BYTES, saw):
-        headers += some
-        runs.append(run)
-        if sum(each.size for each in runs) > RUN_BYTES:
-            runs = [merged(runs)]
-            if runs[0].size > RUN_BYTES // 2:
-                yield Part(headers, runs[0], next_count)
-                headers, runs = [], []
-    if headers:
-        yield Part(headers, merged(runs), next_count)
+    for headers, run in runs_of(found, definition, TOGETHER_BYTES, saw):
+        yield Part(headers, run, next_count)
 
 
 def state_after(
