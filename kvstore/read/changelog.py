@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.arguments import integer, shown
+from kvstore.bucket.merge.native import COMPRESSED_RECORDS_MIN
 from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.log.segments import FoundBatch
@@ -177,25 +178,25 @@ def changes_between(
     if selection is not None:
         return _gathered(_selected(found, definition, bucket, schema, start, end, selection))
 
-    def changes_in(each: FoundBatch) -> pa.RecordBatch:
+    def changes_in(each: FoundBatch) -> tuple[pa.RecordBatch, int]:
         part = _part(each, definition, schema.names, (), start, end, whole_updates=whole_updates, validate=validate)
         base, count = each.header.base_offset, len(part.kinds)
         offsets = _offsets(base + part.first, base + part.first + count)
         about = About(bucket, offsets, part.kinds, each.header.commit_timestamp, base)
-        return _arranged(part.rows, schema, count, about)
+        return _arranged(part.rows, schema, count, about), part.size
 
     return _gathered(map(changes_in, found))
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in larger batches, none of them empty."""
+def _gathered(batches: Iterable[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
+    """The rows of batches, each with its size in bytes, in larger ones, none of them empty."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
-    for batch in batches:
+    for batch, its_bytes in batches:
         if not batch.num_rows:
             continue
         waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
+        rows, size = rows + batch.num_rows, size + its_bytes
         if rows >= READ_ROWS or size >= READ_BYTES:
             yield _together(waiting)
             waiting, rows, size = [], 0, 0
@@ -258,6 +259,13 @@ class _Part(NamedTuple):
     kinds: np.ndarray
     rows: pa.RecordBatch
 
+    @property
+    def size(self) -> int:
+        """Bytes that it takes in memory, about."""
+        stored = len(self.found.data)
+        # Fewer records are not compressed: their columns are in what is stored, and to count them takes long.
+        return stored if self.found.header.record_count < COMPRESSED_RECORDS_MIN else stored + self.rows.nbytes
+
 
 class _Reading(NamedTuple):
     """What is read of the batches of a bucket.
@@ -283,7 +291,7 @@ def _selected(
     start: Offset,
     end: Offset,
     selection: Selection,
-) -> Iterator[pa.RecordBatch]:
+) -> Iterator[tuple[pa.RecordBatch, int]]:
     looked_at = pa.schema([definition.schema.field(name).with_nullable(True) for name in selection.columns])
     returned = pa.schema([field for field in schema if field.name not in _CHANGE_NAMES])
     reading = _Reading(definition, bucket, schema, selection, looked_at, returned)
@@ -293,7 +301,7 @@ def _selected(
     for each in found:
         part = _part(each, definition, looked_at.names, more, start, end, whole_updates=True)
         parts.append(part)
-        records, size = records + len(part.kinds), size + len(each.data) + part.rows.nbytes
+        records, size = records + len(part.kinds), size + part.size
         if records >= READ_ROWS or size >= READ_BYTES:
             yield from _chosen(parts, reading)
             parts, records, size = [], 0, 0
@@ -322,8 +330,8 @@ def _part(
     return _Part(found, first, kinds, batch.rows.slice(first, len(kinds)))
 
 
-def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[pa.RecordBatch]:
-    """The selected changes of some parts, in one batch, if there are any."""
+def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The selected changes of some parts, in one batch with its size, if there are any."""
     counts = np.array([len(part.kinds) for part in parts])
     looked_at = _joined([part.rows for part in parts], reading.looked_at)
     places, kinds, moved = reading.selection.of(looked_at, np.concatenate([part.kinds for part in parts]))
@@ -348,7 +356,7 @@ def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[pa.RecordBatc
         count += all_rows.num_rows
     changes = _joined(rows, reading.returned).take(pa.array(np.concatenate(taken)))
     columns = About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases)
-    yield _arranged(changes, reading.schema, len(kinds), columns)
+    yield _arranged(changes, reading.schema, len(kinds), columns), changes.nbytes
 
 
 def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
