@@ -229,8 +229,12 @@ class BucketHandle:
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""
         while (engine := self.engine) is not None:
-            if not self._ended(engine):
+            try:
+                engine.committer.check()
                 return engine.committer.state
+            except StoreClosed:
+                if self.engine is engine:
+                    raise
         return self.committed()
 
     def committed(self) -> IndexState:
@@ -600,20 +604,6 @@ class BucketHandle:
         except CorruptData:
             self._context.catalog.definition()  # a dropped table is the cause to report
             raise
-
-    def _ended(self, engine: BucketEngine) -> bool:
-        """Whether an engine has ended because the bucket was given up.
-
-        Raises:
-            StoreError: It has ended for another reason.
-        """
-        try:
-            engine.committer.check()
-        except StoreClosed:
-            if self.engine is engine:
-                raise
-            return True
-        return False
 
     @contextmanager
     def _view(self, kind: Callable[[Index], AbstractContextManager[View]]) -> Iterator[View]:
