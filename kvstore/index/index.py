@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import ItemsView, Iterable, Iterator, Sequence
+from collections.abc import Hashable, ItemsView, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -275,17 +275,27 @@ class View:
             return False
         return entries_record.decode(index_id, record).applied_offset == View.state(self).applied_offset
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
-        return self._between(start, stop)
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the entries in ranges, of the rows that the index has.
+
+        Args:
+            ranges: Where each begins and stops (exclusive).
+        """
+        cursor = self._transaction.cursor()
+        for start, stop in ranges:
+            if cursor.set_range(start):
+                for pair in cursor.iternext():
+                    if pair[0] >= stop:
+                        break
+                    yield pair
 
     def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """Like :meth:`get`, of the rows that the index has."""
         return self.get(keys)
 
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
-        """Keys and rows that the view has and the index lacks, in key order, empty if deleted; None for no such."""
-        return None
+    def newer(self) -> Sequence[tuple[Layer, dict[Hashable, Any]]]:
+        """Layers with all rows that the view has and the index lacks, each with what searches have made of it."""
+        return ()
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""

@@ -1,7 +1,6 @@
 """Finding rows of a bucket by a secondary index.
 
-* Entries are of what the bucket's index has; the view may have more. So an entry only names a row to look at, and all
-  rows that are newer than the index are looked at, too.
+* Entries name rows to look at: those in the bucket's index, and those that are made of what the view has beside it.
 * The rows that are found are those that a scan of the view with the same condition would return.
 """
 
@@ -13,17 +12,17 @@ from itertools import islice, product
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kvstore.index.index import View
-from kvstore.indexing.conditions import Condition, matching, satisfying
+from kvstore.indexing.conditions import Condition, matching
 from kvstore.indexing.entries import columns_of
+from kvstore.indexing.newer import NewerEntries
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.rows import intake
-from logformat.rows.entries import between, codes_of, row_key_of
+from logformat.rows.entries import between, codes_of, ranges_of, row_keys_of
 from logformat.rows.keys import ROW
 
 SOUGHT_MAX = 1 << 20
@@ -53,15 +52,18 @@ class Search:
         """What it uses, in words."""
         return f"index {self.index.name} by {', '.join(columns_of(definition, self.index)[: self.columns])}"
 
-    def keys(self, view: View, most: int) -> set[bytes] | None:
-        """Keys of all rows of a view's index that can have the values; None if there are more than so many."""
-        found: set[bytes] = set()
-        for start, stop in self._ranges:
-            for entry, value in islice(view.entries(start, stop), most + 1 - len(found)):
-                found.add(row_key_of(entry, value))
-            if len(found) > most:
-                return None
-        return found
+    def keys(self, view: View, newer: NewerEntries, most: int) -> set[bytes] | None:
+        """Keys of all rows of a view that can have the values; None if there are more than so many.
+
+        Args:
+            newer: The entries of what the view has and its index lacks.
+        """
+        later = newer.few_keys(self._ranges, most)
+        if later is None:
+            return None
+        room = most + 1 - len(later)
+        pairs = list(islice(view.entries(self._ranges), room))
+        return None if len(pairs) == room else {*later, *row_keys_of(pairs)}
 
 
 def searches(definition: TableDefinition, conditions: Sequence[Condition]) -> list[Search]:
@@ -86,7 +88,7 @@ def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, 
     if condition is not None and condition.values is None:
         low, high = (ROW if end is None else codes_of([pa.array([end])])[0] for end in (condition.low, condition.high))
         return Search(index, [between(index.index_id, code + low, code + high) for code in codes], used + 1)
-    return Search(index, [between(index.index_id, code, code) for code in codes], used) if used else None
+    return Search(index, ranges_of(index.index_id, codes), used) if used else None
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,11 @@ def named_rows(
     share = max(FEW_ROWS, view.state().row_count // SHARE_MAX)
     most = share if most is None else min(most, share)
     limit = FEWEST_ROWS if len(found) > 1 else most
+    layers = view.newer()
     while True:
         for search in found:
-            keys = search.keys(view, min(limit, most))
+            keys = search.keys(view, NewerEntries(layers, definition, search.index), min(limit, most))
             if keys is not None:
-                newer = view.newer()
-                if newer is not None:
-                    keys.update(_matching(definition, newer, conditions))
                 return Named(search, BinaryColumn.from_list(sorted(keys)))
         if limit >= most:
             return None
@@ -150,18 +150,3 @@ def rows_by(named: Named, view: View, definition: TableDefinition, conditions: S
         return intake.empty(layout.columns())
     rows, _ = layout.decode_found(named.keys.take(np.flatnonzero(there)), values)
     return matching(rows, conditions)
-
-
-def _matching(
-    definition: TableDefinition, newer: tuple[BinaryColumn, BinaryColumn], conditions: Sequence[Condition]
-) -> list[bytes]:
-    """Keys of the newer rows for which all conditions are true."""
-    keys, rows = newer
-    places = np.flatnonzero(rows.lengths > 0)
-    if not len(places):
-        return []
-    there = keys.take(places)
-    names = list(dict.fromkeys(each.column for each in conditions))
-    found, _ = layout_of(definition).decode_found(there, rows.take(places), names)
-    satisfied = pc.fill_null(satisfying(found, conditions), False).to_numpy(zero_copy_only=False)
-    return there.take(np.flatnonzero(satisfied)).to_list()

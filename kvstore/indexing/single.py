@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer, View
 from kvstore.indexing.entries import columns_of
+from kvstore.indexing.newer import NewerEntries
 from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import BinaryColumn
-from logformat.rows.entries import CODE_BYTES_MAX, between, codes_of, entries_prefix, row_key_of
+from logformat.rows.entries import CODE_BYTES_MAX, between, entries_prefix, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
-
-Derived: TypeAlias = tuple[tuple[Layer, dict[str, dict[bytes, list[bytes]]]], ...]
-"""Layers, which do not change any more, each with keys of its rows by their codes, by column."""
-
 
 FEW_KEYS = 64
 """More rows are found faster as columns."""
@@ -63,8 +59,7 @@ class SingleSearches:
             kind = definition.schema.field(name).type
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
                 head = entries_prefix(each.index_id)
-                self._of_column[name] = each.index_id, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
-        self._derived: Derived = ()
+                self._of_column[name] = each, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
         self._whole: tuple[Index, int, int] | None = None
 
     def serves(self, column: str, value: Any) -> bool:
@@ -78,15 +73,16 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, _ = self._of_column[column]
+        index, _, encode, _ = self._of_column[column]
         code, layers = encode(value), view.layers
-        if code is None or layers is None or not view.has_entries(index_id):
+        if code is None or layers is None or not view.has_entries(index.index_id):
             return UNKNOWN
-        code = ROW + code
-        keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}
-        self._derived = derived = self._codes_of(layers, column, self._derived)
-        for _, by_column in derived:
-            keys.update(by_column[column].get(code, ()))
+        ends = between(index.index_id, ROW + code, ROW + code)
+        keys = {row_key_of(*pair) for pair in view.entries([ends])}
+        newer = NewerEntries(view.newer(), self._definition, index).few_keys([ends], FEW_KEYS)
+        if newer is None:
+            return UNKNOWN
+        keys.update(newer)
         found = []
         for key in sorted(keys):
             row = next((row for layer in layers if (row := layer.get(key)) is not None), None)
@@ -103,7 +99,7 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, head = self._of_column[column]
+        index, _, encode, head = self._of_column[column]
         code = encode(value)
         if code is None:
             return UNKNOWN
@@ -111,9 +107,9 @@ class SingleSearches:
         start = head + code[:CODE_BYTES_MAX]
 
         def look(transaction: Transaction, layers: Sequence[Layer]) -> list[tuple[bytes, bytes]] | None:
-            known = memtable.index, index_id, transaction.id()
+            known = memtable.index, index.index_id, transaction.id()
             if known != self._whole:
-                if not View(transaction).has_entries(index_id):
+                if not View(transaction).has_entries(index.index_id):
                     return None
                 self._whole = known
             keys: list[bytes] = []
@@ -126,9 +122,11 @@ class SingleSearches:
                         return None
                     keys.append(row_key_of(entry, length))
             if layers:
-                memtable.derived = derived = self._codes_of(layers, column, memtable.derived)
-                for _, by_column in derived:
-                    keys += by_column[column].get(code, ())
+                newer = NewerEntries(memtable.derived.of(layers), self._definition, index)
+                more = newer.few_keys([between(index.index_id, code, code)], FEW_KEYS)
+                if more is None:
+                    return None
+                keys += more
             if len(keys) > 1:
                 keys = sorted(set(keys))
                 if len(keys) > FEW_KEYS:
@@ -169,26 +167,6 @@ class SingleSearches:
                 if len(rows) == most:
                     break
         return rows
-
-    def _codes_of(self, layers: Sequence[Layer], column: str, derived: Derived) -> Derived:
-        """Keys of the rows of each layer by their codes, of this column and those that were asked for before."""
-        if not layers:
-            return ()
-        known = [next((each for each in derived if each[0] is layer), (layer, {})) for layer in layers]
-        for rows, by_column in known:
-            if column not in by_column:
-                by_column[column] = self._coded(rows, column)
-        return tuple(known)
-
-    def _coded(self, layer: Layer, column: str) -> dict[bytes, list[bytes]]:
-        rows = {key: row for key, row in layer.items() if row}
-        found: dict[bytes, list[bytes]] = {}
-        if rows:
-            columns = BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
-            values = self._layout.decode_found(*columns, [column])[0].columns
-            for key, code in zip(rows, codes_of(values).to_list(), strict=True):
-                found.setdefault(code, []).append(key)
-        return found
 
 
 def _is_plain(kind: pa.DataType) -> bool:

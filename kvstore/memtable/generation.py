@@ -10,11 +10,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from itertools import repeat
 from typing import TypeAlias
 
 import numpy as np
 
+from kvstore.index.index import Layer
+from kvstore.memtable.derived import Derived, Made
 from kvstore.memtable.run import Run, merged
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset
@@ -33,6 +36,8 @@ class Generation:
         self._runs: tuple[tuple[Offset, Run], ...] = ()
         self._lock = threading.Lock()  # no key is added while all are listed
         self._all: tuple[Offset, Run] | None = None
+        self._few: tuple[Offset, Run] | None = None
+        self._derived = Derived()
 
     def __len__(self) -> int:
         return len(self._entries) + sum(len(run) for _, run in self._runs)
@@ -81,11 +86,21 @@ class Generation:
         """All rows that a view with this end sees."""
         known = self._all
         if known is None or known[0] != end:
+            self._all = known = end, merged([*(run for offset, run in self._runs if offset < end), self._newest(end)])
+        return known[1]
+
+    def newer(self, end: Offset) -> Sequence[tuple[Layer, Made]]:
+        """All rows that a view with this end sees, in layers, each with what searches have made of it."""
+        return self._derived.of([self._newest(end), *(run for offset, run in self._runs if offset < end)])
+
+    def _newest(self, end: Offset) -> Run:
+        """The rows of :meth:`run` whose keys have entries."""
+        known = self._few
+        if known is None or known[0] != end:
             with self._lock:
                 keys = sorted(self._entries)
             found = [(key, entry[1] or b"") for key in keys if (entry := self.find(key, end)) is not None]
-            newest = Run.of([key for key, _ in found], [row for _, row in found])
-            self._all = known = end, merged([*(run for offset, run in self._runs if offset < end), newest])
+            self._few = known = end, Run.of([key for key, _ in found], [row for _, row in found])
         return known[1]
 
     def since(self, offset: Offset) -> Generation:

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress
 from math import ceil
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
+from kvstore.memtable.derived import Derived, Made
 from kvstore.memtable.layers import Layer, Layers
 from kvstore.memtable.run import Run
 from kvstore.memtable.sorted_rows import SortedRows
@@ -36,6 +37,7 @@ from logformat.log.writer_entry import WriterEntry
 
 T = TypeVar("T")
 First: TypeAlias = Callable[..., tuple[list[tuple[bytes, bytes]], bool]]
+_ORDER = "order"
 ROW_BYTES = 200
 """What a row takes in memory beside its key and its value, about."""
 SLICE_ROWS = 4096
@@ -157,14 +159,13 @@ class Memtable:
         index: The argument.
         entries: What changes with the rows of the index; None for a table without secondary indexes.
         published: What every reader sees; replaced as a whole.
-        derived: What searches have made of layers, each with its layer; nothing of those that are merged.
+        derived: What reads have made of the layers of what is published.
     """
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.entries: MovedEntries | None = None
-        self.derived: tuple[tuple[RowLayer, Any], ...] = ()
-        self._ordered: tuple[tuple[Layer[bytes, bytes], OrderedLayer], ...] = ()
+        self.derived = Derived()
         self._pending: dict[bytes, bytes] = {}
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
@@ -240,12 +241,11 @@ class Memtable:
         return self.at_once(within)
 
     def _in_order_of(self, layers: Sequence[Layer[bytes, bytes]]) -> list[OrderedLayer]:
-        """Layers with their keys in order; what was put in order is kept as long as it is asked for."""
-        known = self._ordered
-        self._ordered = ordered = tuple(
-            next((each for each in known if each[0] is layer), None) or (layer, _ordered(layer)) for layer in layers
-        )
-        return [layer for _, layer in ordered]
+        """Layers with their keys in order."""
+        return [
+            made.get(_ORDER) or made.setdefault(_ORDER, _ordered(layer))
+            for layer, (_, made) in zip(layers, self.derived.of(layers), strict=True)
+        ]
 
     @contextmanager
     def view(self, kind: Callable[[Index], AbstractContextManager[View]] = Index.view) -> Iterator[View]:
@@ -261,7 +261,7 @@ class Memtable:
                     published, self._is_seen = self.published, True
                 # Else it may lack rows that were merged after it was opened, and are gone from here.
                 if published.start == start:
-                    yield _over(tree, published)
+                    yield _over(tree, published, self.derived)
                     return
 
     # Changes, in the bucket's turn
@@ -334,9 +334,20 @@ class Memtable:
         rows = iter(found.to_list())
         return [next(rows) if is_there else b"" for is_there in there.tolist()]
 
+    @property
+    def size(self) -> int:
+        """About how many bytes of memory it takes, with what was made of its layers."""
+        size = self.published.size
+        return size and size + self.derived.size  # a view of before a merge may have made something since
+
     def newer(self) -> dict[bytes, bytes]:
-        """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
-        return Layers((self._pending, *self.published.rows.dicts)).all()
+        """Rows that neither the index nor a run has, with the changes that are pending; empty where one was deleted."""
+        dicts = (each for each in self.published.rows.dicts if isinstance(each, dict))
+        return Layers((self._pending, *dicts)).all()
+
+    def runs(self) -> list[tuple[RowLayer, Made]]:
+        """The runs that the index lacks, each with what was made of it."""
+        return [each for each in self.derived.of(self.published.rows.dicts) if isinstance(each[0], Run)]
 
     def put(self, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
         """Store rows, pending."""
@@ -414,7 +425,8 @@ class Memtable:
         assert merge is not None
         merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree, self.derived, self._ordered = None, merge.state, (), ()
+            self._merge, self._tree = None, merge.state
+            self.derived.forget()
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -439,7 +451,7 @@ def _ordered(layer: Layer[bytes, bytes]) -> OrderedLayer:
     return OrderedLayer(keys, lambda low, high: [(key, rows[key]) for key in keys[low:high]])
 
 
-def _over(tree: View, published: Published) -> View:
+def _over(tree: View, published: Published, derived: Derived) -> View:
     if published.start == published.state.applied_offset:
         return tree
 
@@ -448,4 +460,8 @@ def _over(tree: View, published: Published) -> View:
         return {id: entry for id, entry in both.items() if entry is not None}
 
     layers = published.rows.dicts
-    return NewerView(tree, published.state, published.find_all, lambda: published.run, writers, layers)
+
+    def newer() -> Sequence[tuple[RowLayer, Made]]:
+        return derived.of(layers)
+
+    return NewerView(tree, published.state, published.find_all, lambda: published.run, writers, newer, layers)

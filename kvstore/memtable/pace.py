@@ -32,7 +32,7 @@ class Pace:
 
     def note(self) -> None:
         """Tell the budget how large the memtable is now."""
-        self._budget.note(*self._bucket, self._memtable.published.size)
+        self._budget.note(*self._bucket, self._memtable.size)
 
     def forget(self) -> None:
         """Tell the budget that the memtable takes no memory any more."""
@@ -43,19 +43,19 @@ class Pace:
         memtable = self._memtable
         if memtable.is_merging:
             return memtable.merged_share < self.share()
-        return self._budget.is_half(memtable.published.size)
+        return self._budget.is_half(memtable.size)
 
     def is_full(self) -> bool:
         """Whether nothing may be added to the memtable before a slice, or all of a merge, is done."""
         memtable = self._memtable
-        return self.share() == 1 if memtable.is_merging else self._budget.is_reached(memtable.published.size)
+        return self.share() == 1 if memtable.is_merging else self._budget.is_reached(memtable.size)
 
     def share(self) -> float:
         """Which part of the merge is due, at the end of the next slice; 0 if none is under way."""
         merging = self._memtable.merging_size
         if not merging:
             return 0.0
-        newer, limit = self._memtable.published.size - merging, self._budget.bucket_limit
+        newer, limit = self._memtable.size - merging, self._budget.bucket_limit
         room = max(min(merging, limit - merging), limit // _ROOM_PARTS)
         room = max(min(room, self._budget.free() + newer), limit // _ROOM_PARTS_MAX, 1)
         return min(1.0, newer / room)

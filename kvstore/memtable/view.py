@@ -11,6 +11,7 @@ import numpy as np
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import FEW_BYTES, Layer, View
 from kvstore.index.leaves import CHUNK_BYTES
+from kvstore.memtable.derived import Made
 from kvstore.memtable.run import FEW_KEYS, Run, found_over, merged
 from logformat import binary_column
 from logformat.binary_column import BinaryColumn
@@ -35,6 +36,7 @@ class NewerView(View):
             that there is none.
         run: Returns all rows that changed since the index.
         writers: Returns all writers that this view has.
+        newer: See :meth:`View.newer`.
         layers: See :class:`View`.
     """
 
@@ -45,6 +47,7 @@ class NewerView(View):
         find_all: Callable[[BinaryColumn], list[bytes | None]],
         run: Callable[[], Run],
         writers: Callable[[], dict[WriterId, WriterEntry]],
+        newer: Callable[[], Sequence[tuple[Layer, Made]]],
         layers: Sequence[Layer] | None = None,
     ) -> None:
         self.layers = layers
@@ -55,6 +58,8 @@ class NewerView(View):
         self._find_all = find_all
         self._run = run
         self._writers = writers
+        self._newer = newer
+        self._layers: Sequence[tuple[Layer, Made]] | None = None
 
     def state(self) -> IndexState:
         """See :meth:`View.state`."""
@@ -140,18 +145,19 @@ class NewerView(View):
         """See :meth:`View.has_entries`."""
         return self._tree.has_entries(index_id)
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
-        return self._tree.entries(start, stop)
+        return self._tree.entries(ranges)
 
     def get_stored(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get_stored`."""
         return self._tree.get(keys)
 
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
+    def newer(self) -> Sequence[tuple[Layer, Made]]:
         """See :meth:`View.newer`."""
-        run = self._run()
-        return run.keys, run.rows
+        if self._layers is None:  # kept, since the bucket forgets what was made of earlier layers than its current ones
+            self._layers = self._newer()
+        return self._layers
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""

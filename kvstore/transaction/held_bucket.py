@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import StoreClosed
 from kvstore.index.found_rows import FoundRows
-from kvstore.index.index import View
+from kvstore.index.index import Layer, View
 from kvstore.log.segments import LogFiles, LogIdentity
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset, WriterId
@@ -110,9 +110,9 @@ class HeldView(View):
         """See :meth:`View.has_entries`."""
         return self._read(lambda: self._view.has_entries(index_id))
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
-        found = self._read(lambda: self._view.entries(start, stop))
+        found = self._read(lambda: self._view.entries(ranges))
         while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
             yield from some
 
@@ -120,7 +120,7 @@ class HeldView(View):
         """See :meth:`View.get_stored`."""
         return self._read(lambda: self._view.get_stored(keys))
 
-    def newer(self) -> tuple[BinaryColumn, BinaryColumn] | None:
+    def newer(self) -> Sequence[tuple[Layer, dict[Hashable, Any]]]:
         """See :meth:`View.newer`."""
         return self._read(self._view.newer)
 

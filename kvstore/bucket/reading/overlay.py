@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
 from uuid import UUID
 
 import numpy as np
@@ -143,7 +144,8 @@ class Overlay:
         def find_all(keys: BinaryColumn) -> list[bytes | None]:
             return [entry and (entry[1] or b"") for entry in generation.find_all(keys, end)]
 
-        return NewerView(tree, newer, find_all, lambda: generation.run(end), writers)
+        run, layers = partial(generation.run, end), partial(generation.newer, end)
+        return NewerView(tree, newer, find_all, run, writers, layers)
 
     def find(self, key: bytes) -> Entry | None:
         """What the overlay has of a key; see :meth:`Generation.find`."""
