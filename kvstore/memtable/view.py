@@ -1,4 +1,8 @@
-"""A view of a bucket that is ahead of its index: the index, and over it the rows of a generation."""
+"""A view of a bucket that is ahead of its index: the index, and over it the rows of a generation.
+
+* A newer row counts, and not the row of its key in the index, whatever part of a merge the index has.
+* What a view shows does not change while it is open.
+"""
 
 from __future__ import annotations
 
