@@ -79,6 +79,23 @@ def test_columns_that_exchange_names_keep_their_entries(open_store: OpenStore) -
     assert ids(table, a="x") == ids(table, b="y") == []
 
 
+def test_entries_move_with_nulls_and_with_numbers_that_are_none(open_store: OpenStore) -> None:
+    columns = {"id": "int64", "mail": "string", "score": "float64"}
+    store = open_store(**BY_HAND)
+    table = store.create_table("t", columns, "id", indexes={"by_mail": "mail", "by_both": ["score", "mail"]})
+    values = [(None, None), ("a", 0.0), ("a", -0.0), (None, float("nan")), ("b", float("nan")), ("b", None), None]
+    for mail_and_score in [*values, *reversed(values)]:
+        if mail_and_score is None:
+            table.delete([1])
+        else:
+            table.upsert({"id": 1, "mail": mail_and_score[0], "score": mail_and_score[1]})
+        table.flush()
+        assert store.check().findings == []
+        mail = None if mail_and_score is None else mail_and_score[0]
+        for sought in ("a", "b", None):
+            assert ids(table, mail=sought) == ([1] if mail_and_score is not None and mail == sought else [])
+
+
 def write_and_wait(pipe: Pipe, path: Path) -> None:
     with kvstore.open(path, **BY_HAND) as store:
         store.table("t").upsert(list(map(made, range(COUNT))))
