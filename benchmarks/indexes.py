@@ -1,4 +1,4 @@
-"""``python -m benchmarks.indexes``: an index beside the same one of SQLite, which stores the rows in a table by key.
+"""``python -m benchmarks.indexes``: indexes beside the same ones of SQLite, which stores the rows in a table by key.
 
 CPU seconds of the fastest of some rounds, which alternate. The stores are in memory where that is possible.
 """
@@ -9,17 +9,21 @@ import argparse
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import kvstore
 
-COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "name": "string"}
-FINDS, UPDATED, BATCH_ROWS = 3000, 20_000, 1000
+COLUMNS = {"id": "int64", "mail": "string", "age": "int32", "town": "string", "name": "string"}
+INDEXED = ("mail", "age", "town")
+FINDS, LISTED, UPDATED, BATCHES = 3000, 100_000, 100_000, (1000, 50_000)
+Rows = list[dict[str, Any]]
 
 
-def row_of(number: int, mails: int, mail: str = "user") -> dict[str, object]:
-    return {"id": number, "mail": f"{mail}{number * 7919 % mails}@example.org", "age": number % 80, "name": "a name"}
+def row_of(number: int, rows: int, turn: int = 0, name: str = "a name") -> dict[str, Any]:
+    mail = f"user{turn or ''}{number * 7919 % rows}@example.org"
+    return {"id": number, "mail": mail, "age": (number + turn) % 80, "town": f"t{(number + turn) % 5000}", "name": name}
 
 
 def as_dict(cursor: sqlite3.Cursor, row: tuple[object, ...]) -> dict[str, object]:
@@ -37,57 +41,101 @@ def seconds(works: dict[str, Callable[[], object]], rounds: int = 3) -> dict[str
     return found
 
 
-def measure(directory: Path, rows: int) -> None:
-    made = [row_of(number, rows) for number in range(rows)]
-    mails = [row_of(number * 31 % rows, rows)["mail"] for number in range(FINDS)]
-    numbers = [number * 13 % rows for number in range(UPDATED)]
+def parts(rows: Rows, size: int) -> Iterator[Rows]:
+    return (rows[first : first + size] for first in range(0, len(rows), size))
+
+
+class Pair:
+    """Tables of both stores with the same rows, with or without the indexes."""
+
+    def __init__(self, store: kvstore.Store, peer: sqlite3.Connection, name: str, rows: Rows) -> None:
+        self.name, self._store, self.peer = name, store, peer
+        self.table = store.create_table(name, COLUMNS, "id")
+        peer.execute(f"create table {name} (id integer primary key, mail text, age integer, town text, name text)")
+        self.put(rows, len(rows))
+        self.put_in_peer(rows, len(rows))
+
+    def index(self, columns: Sequence[str] = INDEXED) -> None:
+        for column in columns:
+            self._store.create_index(self.name, f"by_{column}", column)
+
+    def index_peer(self, columns: Sequence[str] = INDEXED) -> None:
+        for column in columns:
+            self.peer.execute(f"create index {self.name}_{column} on {self.name} ({column})")
+
+    def put(self, rows: Rows, size: int) -> None:
+        for part in parts(rows, size):
+            self.table.upsert(part)
+        self.table.flush()
+
+    def put_in_peer(self, rows: Rows, size: int) -> None:
+        for part in parts(rows, size):
+            self.peer.execute("begin")
+            self.peer.executemany(f"insert or replace into {self.name} values (:id, :mail, :age, :town, :name)", part)
+            self.peer.execute("commit")
+
+
+def measure_updates(plain: Pair, pair: Pair, count: int, rounds: int = 3) -> None:
+    numbers, turn = [number * 13 % count for number in range(UPDATED)], 0
+    for size in BATCHES:
+        for what in ("change", "stay"):
+            took: dict[str, float] = {}
+            for _ in range(rounds):
+                turn += 1
+                made = [
+                    row_of(number, count, turn) if what == "change" else row_of(number, count, 0, f"name {turn}")
+                    for number in numbers
+                ]
+                works = {"plain": plain.put, "three": pair.put, "SQLite": pair.put_in_peer}
+                for name, put in works.items():
+                    found = seconds({name: lambda put=put, made=made, size=size: put(made, size)}, 1)[name]  # type: ignore[misc]
+                    # In the first round of rows that stay, those of before change.
+                    if what == "change" or len(took) == len(works):
+                        took[name] = min(took.get(name, found), found)
+                    elif what == "stay":
+                        took[name] = float("inf")
+            print(
+                f"updates in batches of {size:,}, indexed columns {what}: {UPDATED / took['three']:,.0f} rows/s,"
+                f" {took['three'] / took['plain']:.2f} times those without indexes,"
+                f" {took['SQLite'] / took['three']:.2f} of SQLite's rate",
+                flush=True,
+            )
+
+
+def measure(directory: Path, count: int) -> None:
+    made = [row_of(number, count) for number in range(count)]
     peer = sqlite3.connect(directory / "peer.db", isolation_level=None)
     peer.execute("pragma journal_mode = wal")
     peer.row_factory = as_dict
-    peer.execute("create table t (id integer primary key, mail text, age integer, name text)")
     with kvstore.open(directory / "store", durability="none") as store:
-        table = store.create_table("t", COLUMNS, "id")
-        table.upsert(made)
-        table.flush()
-        peer.execute("begin")
-        peer.executemany("insert into t values (:id, :mail, :age, :name)", made)
-        peer.execute("commit")
-        rounds = 0
-
-        def update(mail: str) -> None:
-            nonlocal rounds
-            rounds += 1
-            for first in range(0, UPDATED, BATCH_ROWS):
-                table.upsert([row_of(n, rows, f"{mail}{rounds}") for n in numbers[first : first + BATCH_ROWS]])
-            table.flush()
-
-        plain = seconds({"updates without an index": lambda: update("u")})
-        built = seconds(
-            {
-                "index made": lambda: store.create_index("t", "by_mail", "mail"),
-                "index made, SQLite": lambda: peer.execute("create index by_mail on t (mail)"),
-            },
-            rounds=1,
-        )
-        table.upsert(made)
-        table.flush()
+        plain, pair = Pair(store, peer, "plain", made), Pair(store, peer, "t", made)
+        for column in INDEXED:
+            took = seconds(
+                {"ours": lambda: pair.index([column]), "SQLite": lambda: pair.index_peer([column])},  # noqa: B023
+                rounds=1,
+            )
+            rates = {name: count / each for name, each in took.items()}
+            print(f"index of {column} made: {rates['ours']:,.0f} rows/s, SQLite {rates['SQLite']:,.0f}", flush=True)
+        mails = [row_of(number * 31 % count, count)["mail"] for number in range(LISTED)]
         query = "select * from t where mail = ?"
         found = seconds(
             {
-                "find_one": lambda: [table.find_one(mail=mail) for mail in mails],
-                "SQLite": lambda: [peer.execute(query, (mail,)).fetchone() for mail in mails],
-                "find": lambda: [table.find(mail=mail) for mail in mails],
-                "find of a list": lambda: table.find(mail=mails),
-            }
+                "find_one": lambda: [pair.table.find_one(mail=mail) for mail in mails[:FINDS]],
+                "SQLite": lambda: [peer.execute(query, (mail,)).fetchone() for mail in mails[:FINDS]],
+                "find": lambda: [pair.table.find(mail=mail) for mail in mails[:FINDS]],
+            },
+            rounds=7,
         )
-        with_index = seconds({"updates of the indexed column": lambda: update("v")})
+        found = {name: FINDS / took for name, took in found.items()}
+        took = seconds({"list": lambda: pair.table.find(mail=mails)})["list"]
+        found["find of a list"] = LISTED / took
+        pair.table.upsert(made[: count // 2])
+        took = seconds({"list": lambda: pair.table.find(mail=mails)})["list"]
+        found["find of a list, half of the rows not merged"] = LISTED / took
+        for name, rate in found.items():
+            print(f"{name}: {rate:,.0f} rows/s, {rate / found['SQLite']:.2f} of SQLite", flush=True)
+        measure_updates(plain, pair, count)
     peer.close()
-    for name, took in built.items():
-        print(f"{name}: {rows / took:,.0f} rows/s")
-    for name, took in found.items():
-        print(f"{name}: {FINDS / took:,.0f} rows/s, {found['SQLite'] / took:.2f} of SQLite")
-    for name, took in (plain | with_index).items():
-        print(f"{name}: {UPDATED / took:,.0f} rows/s")
 
 
 def main() -> None:

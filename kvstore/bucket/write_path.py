@@ -117,7 +117,7 @@ class WritePath:
         self._layout = layout_of(definition)
         self._entries = TableEntries(definition)
         self.memtable.entries = self._entries if definition.indexes else None
-        self._unique = UniqueIndexes.of(definition, self.memtable.index)
+        self._unique = UniqueIndexes.of(definition, self.memtable)
         self._has_entries = False
 
     @property
@@ -182,11 +182,7 @@ class WritePath:
             request = request.request()
         if self.definition.primary_key is None:
             return _applied(self._append_rows(request, timestamp))
-        # What is decided was tested before, and is never refused.
-        encoded = self._merge_rows(request, timestamp, self._unique if not decided else None)
-        if decided:
-            self._forget_newer()  # its rows are newer, too
-        return _applied(encoded)
+        return _applied(self._merge_rows(request, timestamp, decided=decided))
 
     def publish(self) -> None:
         """Publish what was applied; its batches are in the log."""
@@ -357,7 +353,7 @@ class WritePath:
         self._note(batch, Effect(merged.added_rows, merged.digest))
         return encoded
 
-    def _merge_rows(self, request: Request, timestamp: int, unique: UniqueIndexes | None = None) -> EncodedBatch:
+    def _merge_rows(self, request: Request, timestamp: int, *, decided: bool = False) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; these change last.
 
         Raises:
@@ -388,8 +384,11 @@ class WritePath:
         new_values, new_hashes = self._layout.encode_values(take_rows(merged.pool, final[put]), sums[put], schema_id)
         rows_now = dict(zip(compress(listed, put), new_values.to_list(), strict=True))
         keys_removed = list(compress(listed, removed))
-        if unique is not None:
-            unique.check(rows_now, keys_removed, self.memtable.newer, self.memtable.get)
+        if self._unique is not None:
+            if decided:  # tested before, and never refused
+                self._unique.note(rows_now)
+            else:
+                self._unique.check(rows_now, keys_removed)
         self.memtable.put(rows_now)
         self.memtable.delete(keys_removed)
         added = int(np.count_nonzero(put & ~there)) - int(np.count_nonzero(removed))

@@ -261,9 +261,19 @@ class View:
             return False
         return entries_record.decode(index_id, record).applied_offset == View.state(self).applied_offset
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of the entries from ``start`` to ``stop`` (exclusive), of the rows that the index has."""
-        return self._between(start, stop)
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values of the entries in ranges, of the rows that the index has.
+
+        Args:
+            ranges: Where each begins and stops (exclusive).
+        """
+        cursor = self._transaction.cursor()
+        for start, stop in ranges:
+            if cursor.set_range(start):
+                for pair in cursor.iternext():
+                    if pair[0] >= stop:
+                        break
+                    yield pair
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""

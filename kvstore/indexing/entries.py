@@ -10,15 +10,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import compress, groupby, islice
-from operator import and_, ne
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, reduce
+from itertools import groupby, islice
+from operator import attrgetter, or_
 
 import lmdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
 from kvstore.request.native_rows import rows_found
@@ -26,7 +28,7 @@ from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, entries_of, index_of
+from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, index_of
 from logformat.rows.keys import ROW
 
 BUILD_ROWS = 1 << 16
@@ -73,34 +75,27 @@ class TableEntries:
                 return
             column = BinaryColumn.from_list(keys)
             there, old = view.find(column)
-        before = self._rows(column.take(np.flatnonzero(there)), old) if there.any() else None
+        before = self._side(column, there, old)
         stays = np.fromiter(map(bool, rows), bool, len(rows))
-        after = None
-        if stays.any():
-            after = self._rows(column.take(np.flatnonzero(stays)), BinaryColumn.from_list(list(filter(None, rows))))
+        after = self._side(column, stays, BinaryColumn.from_list(list(filter(None, rows))))
         removed: list[bytes] = []
-        added: dict[bytes, bytes] = {}
-        for each in known:
-            id = each.index_id
+        added: list[bytes] = []
+        values: list[bytes] = []
+        for each in sorted(known, key=attrgetter("index_id")):
+            id, names = each.index_id, self._names[each.index_id]
             made_to = self.made_to.get(id)
             stop = len(keys) if made_to is None else bisect_left(keys, made_to)
-            gone, new = self._changed(each, keys[:stop], _Side(there, before), _Side(stays, after))
+            places = np.flatnonzero(before.differs(after, names)[:stop])
+            (gone, _), (new, its_values) = before.entries(id, names, places), after.entries(id, names, places)
             removed += gone
-            added |= new
+            added += new
+            values += its_values
             index.note_entries(id, counts[id] + len(new) - len(gone), are_whole=made_to is None)
-        ordered = sorted(added)
-        index.move_entries(sorted(removed), ordered, list(map(added.__getitem__, ordered)))
+        index.move_entries(removed, added, values)
 
-    def _changed(
-        self, each: SecondaryIndex, keys: Sequence[bytes], old: _Side, new: _Side
-    ) -> tuple[list[bytes], dict[bytes, bytes]]:
-        """Keys of the entries that go, and the entries that come, of the first rows."""
-        names = self._names[each.index_id]
-        before, after = old.codes(names)[: len(keys)], new.codes(names)[: len(keys)]
-        differs = list(map(ne, before, after))
-        removed, _ = entries_of(each.index_id, *_where(map(and_, differs, map(bool, before)), before, keys))
-        added = entries_of(each.index_id, *_where(map(and_, differs, map(bool, after)), after, keys))
-        return removed, dict(zip(*added, strict=True))
+    def _side(self, keys: BinaryColumn, there: np.ndarray, rows: BinaryColumn) -> _Side:
+        known = keys if there.all() else keys.take(np.flatnonzero(there))
+        return _Side(keys, there, self._rows(known, rows) if len(known) else None)
 
     def go_on_from(self, former: TableEntries) -> None:
         """Take over from the entries as an earlier definition of the table needed them, which has written the rows.
@@ -119,7 +114,7 @@ class TableEntries:
         return view.entries_records().keys() - self.made_to.keys() != needed or not all(map(view.has_entries, needed))
 
     def _rows(self, keys: BinaryColumn, rows: BinaryColumn) -> pa.RecordBatch:
-        return layout_of(self.definition).decode_found(keys, rows, self._all_names)[0]
+        return rows_found(layout_of(self.definition), FoundRows.of(keys, rows), self._all_names)
 
     def codes(
         self, view: View, each: SecondaryIndex, start: bytes = ROW
@@ -135,35 +130,54 @@ class TableEntries:
             yield found.keys().moved(), codes_of(rows_found(layout, found, names).columns)
 
 
-def _where(flags: Iterable[bool], *columns: Sequence[bytes]) -> Iterator[list[bytes]]:
-    known = list(flags)
-    return (list(compress(column, known)) for column in columns)
-
-
 class _Side:
     """Indexed columns of rows, before or after a change.
 
     Args:
+        keys: Of all rows.
         there: Whether each key has a row, bool ``(n,)``.
         rows: Of those that have one; None if none has.
     """
 
-    def __init__(self, there: np.ndarray, rows: pa.RecordBatch | None) -> None:
-        self._places = np.flatnonzero(there).tolist()
-        self._count = len(there)
+    def __init__(self, keys: BinaryColumn, there: np.ndarray, rows: pa.RecordBatch | None) -> None:
+        self._keys = keys
+        self._there = there
         self._rows = rows
+        self._places = np.cumsum(there) - 1
 
-    def codes(self, names: Sequence[str]) -> list[bytes]:
-        """The code of each row, empty where there is none."""
-        if self._rows is None:
-            return [b""] * self._count
-        codes = codes_of([self._rows.column(name) for name in names]).to_list()
-        if len(codes) == self._count:
-            return codes
-        found = [b""] * self._count
-        for place, code in zip(self._places, codes, strict=True):
-            found[place] = code
-        return found
+    def differs(self, other: _Side, names: Sequence[str]) -> np.ndarray:
+        """Whether the entry of each key may be another one: bool ``(n,)``."""
+        differs = self._there | other._there
+        both = np.flatnonzero(self._there & other._there)
+        if len(both):
+            columns = zip(self._columns(names, both), other._columns(names, both), strict=True)
+            differs[both] = reduce(or_, (_unequal(one, another) for one, another in columns))
+        return differs
+
+    def entries(self, id: int, names: Sequence[str], places: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+        """Keys and values of the entries of those rows at some places that are there, in their order."""
+        places = places[self._there[places]]
+        if not len(places):
+            return [], []
+        entries, values = entries_in_order(id, codes_of(self._columns(names, places)), self._keys.take(places))
+        return entries.to_list(), values.to_list()
+
+    def _columns(self, names: Sequence[str], places: np.ndarray) -> list[pa.Array]:
+        assert self._rows is not None
+        columns = [self._rows.column(name) for name in names]
+        if len(places) == self._rows.num_rows:
+            return columns
+        taken = pa.array(self._places[places])
+        return [column.take(taken) for column in columns]
+
+
+def _unequal(one: pa.Array, other: pa.Array) -> np.ndarray:
+    """Whether values differ, bool ``(n,)``; those that are no number do."""
+    unequal = pc.not_equal(one, other)
+    if unequal.null_count:
+        unequal = pc.fill_null(unequal, pc.not_equal(one.is_null(), other.is_null()))
+    found: np.ndarray = unequal.to_numpy(zero_copy_only=False)
+    return found
 
 
 def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
@@ -245,7 +259,7 @@ def _records(index: Index) -> dict[int, int]:
 
 def _remove_some(index: Index, id: int) -> None:
     with index.view() as view:
-        keys = [key for key, _ in islice(view.entries(*between(id, b"", b"")), REMOVED_AT_A_TIME)]
+        keys = [key for key, _ in islice(view.entries([between(id, b"", b"")]), REMOVED_AT_A_TIME)]
     index.move_entries(keys, [], [])
     if len(keys) < REMOVED_AT_A_TIME:
         index.forget_entries(id)
@@ -269,7 +283,8 @@ def _some(
                 break
     if not rows:
         return ([], []), b""
-    return entries_in_order(each.index_id, *map(concatenate, zip(*rows, strict=True))), following
+    entries, values = entries_in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
+    return (entries.to_list(), values.to_list()), following
 
 
 def _put(index: Index, id: int, keys: Sequence[bytes], values: Sequence[bytes], count: int, *, are_whole: bool) -> None:
@@ -285,7 +300,7 @@ def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
     """
     counts: dict[int, int] = {}
     sums: dict[int, int] = {}
-    pairs = view.entries(ENTRIES, ROW)
+    pairs = view.entries([(ENTRIES, ROW)])
     while some := list(islice(pairs, BUILD_ROWS)):
         for id, group in groupby(some, lambda pair: index_of(*pair)):
             _add(counts, sums, id, list(group))
@@ -300,7 +315,7 @@ def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
         expected_counts: dict[int, int] = {}
         expected_sums: dict[int, int] = {}
         for keys, codes in made.codes(view, each):
-            its = list(zip(*entries_in_order(id, codes, keys), strict=True))
+            its = list(zip(*(column.to_list() for column in entries_in_order(id, codes, keys)), strict=True))
             _add(expected_counts, expected_sums, id, its)
         if (expected_counts.get(id), expected_sums.get(id)) != (counts.get(id), sums.get(id)):
             yield f"secondary index {each.name} has other entries than the rows need; drop it and create it again"

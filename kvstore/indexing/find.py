@@ -1,32 +1,28 @@
 """Finding rows of a bucket by a secondary index.
 
-* Entries are of what the bucket's index has; the view may have more. So an entry only names a row to look at, and all
-  rows that are newer than the index are looked at, too.
+* Entries name rows to look at: those in the bucket's index, and those that are made of what the view has beside it.
 * The rows that are found are those that a scan of the view with the same condition would return.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, product
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kvstore.index.index import Layer, View
-from kvstore.indexing.conditions import Condition, matching, satisfying
+from kvstore.index.index import View
+from kvstore.indexing.conditions import Condition, matching
 from kvstore.indexing.entries import columns_of
-from kvstore.memtable.layers import MADE_BYTES
-from kvstore.memtable.run import rows_there
+from kvstore.indexing.newer import NewerEntries
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.rows import intake
-from logformat.rows.entries import between, codes_of, row_key_of
+from logformat.rows.entries import between, codes_of, ranges_of, row_keys_of
 from logformat.rows.keys import ROW
 
 SOUGHT_MAX = 1 << 20
@@ -57,15 +53,18 @@ class Search:
         """What it uses, in words."""
         return f"index {self.index.name} by {', '.join(columns_of(definition, self.index)[: self.columns])}"
 
-    def keys(self, view: View, most: int) -> set[bytes] | None:
-        """Keys of all rows of a view's index that can have the values; None if there are more than so many."""
-        found: set[bytes] = set()
-        for start, stop in self._ranges:
-            for entry, value in islice(view.entries(start, stop), most + 1 - len(found)):
-                found.add(row_key_of(entry, value))
-            if len(found) > most:
-                return None
-        return found
+    def keys(self, view: View, newer: NewerEntries, most: int) -> set[bytes] | None:
+        """Keys of all rows of a view that can have the values; None if there are more than so many.
+
+        Args:
+            newer: The entries of what the view has and its index lacks.
+        """
+        later = newer.few_keys(self._ranges, most)
+        if later is None:
+            return None
+        room = most + 1 - len(later)
+        pairs = list(islice(view.entries(self._ranges), room))
+        return None if len(pairs) == room else {*later, *row_keys_of(pairs)}
 
 
 def searches(definition: TableDefinition, conditions: Sequence[Condition]) -> list[Search]:
@@ -90,7 +89,7 @@ def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, 
     if condition is not None and condition.values is None:
         low, high = (ROW if end is None else codes_of([pa.array([end])])[0] for end in (condition.low, condition.high))
         return Search(index, [between(index.index_id, code + low, code + high) for code in codes], used + 1)
-    return Search(index, [between(index.index_id, code, code) for code in codes], used) if used else None
+    return Search(index, ranges_of(index.index_id, codes), used) if used else None
 
 
 @dataclass(frozen=True)
@@ -127,10 +126,8 @@ def named_rows(
     limit = FEWEST_ROWS if len(found) > 1 else most
     while True:
         for search in found:
-            keys = search.keys(view, min(limit, most))
+            keys = search.keys(view, NewerEntries(view.layers, definition, search.index), min(limit, most))
             if keys is not None:
-                for layer, made in view.layers:
-                    keys.update(_matching(definition, layer, made, conditions))
                 return Named(search, BinaryColumn.from_list(sorted(keys)))
         if limit >= most:
             return None
@@ -153,48 +150,3 @@ def rows_by(named: Named, view: View, definition: TableDefinition, conditions: S
         return intake.empty(layout.columns())
     rows, _ = layout.decode_found(named.keys.take(np.flatnonzero(there)), values)
     return matching(rows, conditions)
-
-
-def _matching(
-    definition: TableDefinition, layer: Layer, made: dict[Any, Any], conditions: Sequence[Condition]
-) -> list[bytes]:
-    """Keys of the rows of a layer for which all conditions are true."""
-    known: _Columns | None = made.get(_COLUMNS)
-    if known is None:
-        known = made[_COLUMNS] = _Columns(layer)
-    if not len(known.keys):
-        return []
-    columns = known.of(definition, {each.column for each in conditions})
-    made[MADE_BYTES] = known.size
-    satisfied = pc.fill_null(satisfying(columns, conditions), False).to_numpy(zero_copy_only=False)
-    return known.keys.take(np.flatnonzero(satisfied)).to_list()
-
-
-class _Columns:
-    """Columns of the rows of a layer, kept as long as the layer is there.
-
-    Attributes:
-        keys: Of the rows.
-        size: Bytes that all of it takes in memory.
-    """
-
-    def __init__(self, layer: Layer) -> None:
-        self.keys, _ = rows_there(layer)
-        self.size = 0
-        self._layer = layer
-        self._known: dict[tuple[int, int], pa.Array] = {}
-
-    def of(self, definition: TableDefinition, names: Collection[str]) -> pa.RecordBatch:
-        """Columns by their names in a definition."""
-        stored, known = definition.stored, self._known
-        wanted = {name: (definition.schema_id, stored.get_field_index(name)) for name in names}
-        missing = [name for name, place in wanted.items() if place not in known]
-        if missing:
-            rows = rows_there(self._layer)
-            columns, _ = layout_of(definition).decode_found(*rows, missing)
-            known = known | {wanted[name]: columns.column(name) for name in missing}
-            if sum(column.nbytes for column in known.values()) > int(rows[1].lengths.sum()):
-                known = {place: known[place] for place in wanted.values()}
-            self._known = known
-            self.size = sum(column.nbytes for column in known.values()) + int(self.keys.lengths.sum())
-        return pa.RecordBatch.from_arrays([known[place] for place in wanted.values()], names=list(wanted))

@@ -13,13 +13,13 @@ from typing import Any, Final
 import pyarrow as pa
 
 from kvstore.disk.environment import Transaction
-from kvstore.index.index import Index, Layer, View
+from kvstore.index.index import Index, View
 from kvstore.indexing.entries import columns_of
+from kvstore.indexing.newer import NewerEntries
 from kvstore.memtable.memtable import Memtable, Published
-from kvstore.memtable.run import rows_there
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.rows.entries import CODE_BYTES_MAX, between, codes_of, entries_prefix, row_key_of
+from logformat.rows.entries import CODE_BYTES_MAX, between, entries_prefix, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
 
@@ -58,9 +58,8 @@ class SingleSearches:
             name = columns_of(definition, each)[0]
             kind = definition.schema.field(name).type
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
-                head, type_ = entries_prefix(each.index_id), int if pa.types.is_integer(kind) else str
-                made = "codes", definition.schema_id, definition.stored.get_field_index(name)
-                self._of_column[name] = each.index_id, type_, encoder_of(kind), head, made
+                head = entries_prefix(each.index_id)
+                self._of_column[name] = each, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
         self._whole: tuple[Index, int, int] | None = None
 
     def serves(self, column: str, value: Any) -> bool:
@@ -74,14 +73,16 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, *_ = self._of_column[column]
-        code, layers = encode(value), view.layers
-        if code is None or not view.has_entries(index_id):
+        index, _, encode, _ = self._of_column[column]
+        code = encode(value)
+        if code is None or not view.has_entries(index.index_id):
             return UNKNOWN
-        code = ROW + code
-        keys = {row_key_of(*pair) for pair in view.entries(*between(index_id, code, code))}
-        for layer, made in layers:
-            keys.update(self._codes_of(layer, made, column).get(code, ()))
+        ends = between(index.index_id, ROW + code, ROW + code)
+        keys = {row_key_of(*pair) for pair in view.entries([ends])}
+        newer = NewerEntries(view.layers, self._definition, index).few_keys([ends], FEW_KEYS)
+        if newer is None:
+            return UNKNOWN
+        keys.update(newer)
         ordered = sorted(keys)
         rows = self._decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
         return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
@@ -95,7 +96,7 @@ class SingleSearches:
         Raises:
             CorruptData: A row or an entry is damaged.
         """
-        index_id, _, encode, head, _ = self._of_column[column]
+        index, _, encode, head = self._of_column[column]
         code = encode(value)
         if code is None:
             return UNKNOWN
@@ -103,9 +104,9 @@ class SingleSearches:
         start = head + code[:CODE_BYTES_MAX]
 
         def look(transaction: Transaction, published: Published) -> list[tuple[bytes, bytes]] | None:
-            known = memtable.index, index_id, transaction.id()
+            known = memtable.index, index.index_id, transaction.id()
             if known != self._whole:
-                if not View(transaction).has_entries(index_id):
+                if not View(transaction).has_entries(index.index_id):
                     return None
                 self._whole = known
             keys: list[bytes] = []
@@ -118,8 +119,13 @@ class SingleSearches:
                         return None
                     keys.append(row_key_of(entry, length))
             layers = published.rows.dicts
-            for layer, made in zip(layers, published.rows.made, strict=True):
-                keys += self._codes_of(layer, made, column).get(code, ())
+            if layers:
+                made = tuple(zip(layers, published.rows.made, strict=True))
+                newer = NewerEntries(made, self._definition, index)
+                more = newer.few_keys([between(index.index_id, code, code)], FEW_KEYS)
+                if more is None:
+                    return None
+                keys += more
             if len(keys) > 1:
                 keys = sorted(set(keys))
                 if len(keys) > FEW_KEYS:
@@ -160,23 +166,6 @@ class SingleSearches:
                 if len(rows) == most:
                     break
         return rows
-
-    def _codes_of(self, layer: Layer, made: dict[Any, Any], column: str) -> dict[bytes, list[bytes]]:
-        """Keys of the rows of a layer by their codes."""
-        *_, name = self._of_column[column]
-        found: dict[bytes, list[bytes]] | None = made.get(name)
-        if found is None:
-            made[name] = found = self._coded(layer, column)
-        return found
-
-    def _coded(self, layer: Layer, column: str) -> dict[bytes, list[bytes]]:
-        keys, rows = rows_there(layer)
-        found: dict[bytes, list[bytes]] = {}
-        if len(keys):
-            values = self._layout.decode_found(keys, rows, [column])[0].columns
-            for key, code in zip(keys.to_list(), codes_of(values).to_list(), strict=True):
-                found.setdefault(code, []).append(key)
-        return found
 
 
 def _is_plain(kind: pa.DataType) -> bool:

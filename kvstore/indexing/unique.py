@@ -1,13 +1,13 @@
 """Unique indexes: no two rows have the same values in their columns, unless one of the values is null.
 
 * The writer of a bucket tests each request in the bucket's turn, against what the requests before it have left.
-* Entries say which rows of the bucket's index may have a value; a dict of codes says so of all newer rows. Both may
-  name more rows than have it, never fewer, so each named row is read.
+* Entries say which rows of the bucket's index, and of runs, may have a value; a dict of codes says so of all other
+  newer rows. Both may name more rows than have it, never fewer, so each named row is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from itertools import groupby
 from typing import Any, Self
@@ -17,17 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import UniqueViolation
-from kvstore.index.index import Index, View
+from kvstore.index.index import View
 from kvstore.indexing.entries import SCAN_ROWS, columns_of
+from kvstore.indexing.newer import NewerEntries
+from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import between, code_of, codes_of, row_key_of
+from logformat.rows.entries import between, code_of, codes_of, ranges_of, row_key_of, row_keys_of
 from logformat.rows.python_rows import rows_of
-
-Rows = Callable[[Sequence[bytes]], list[bytes]]
 
 
 class UniqueIndexes:
@@ -35,77 +35,72 @@ class UniqueIndexes:
 
     Args:
         definition: The table's entry in the catalog.
-        index: Of the bucket; all entries are whole.
+        memtable: Of the bucket; all entries of its index are whole.
     """
 
-    def __init__(self, definition: TableDefinition, index: Index) -> None:
+    def __init__(self, definition: TableDefinition, memtable: Memtable) -> None:
         self._definition = definition
-        self._index = index
-        self._unique = [each for each in definition.indexes if each.unique]
-        self._newer: dict[int, dict[bytes, set[bytes]]] | None = None
+        self._memtable = memtable
+        self._by_id = {each.index_id: each for each in definition.indexes if each.unique}
+        self._newer: dict[int, dict[bytes, tuple[bytes, ...]]] | None = None
 
     @classmethod
-    def of(cls, definition: TableDefinition, index: Index) -> Self | None:
+    def of(cls, definition: TableDefinition, memtable: Memtable) -> Self | None:
         """Those of a table; None if it has none."""
-        return cls(definition, index) if any(each.unique for each in definition.indexes) else None
+        return cls(definition, memtable) if any(each.unique for each in definition.indexes) else None
 
     def forget(self) -> None:
         """Forget which rows are newer than the index; the next test looks at all of them."""
         self._newer = None
 
-    def check(
-        self,
-        put: Mapping[bytes, bytes],
-        removed: Sequence[bytes],
-        newer: Callable[[], Mapping[bytes, bytes]],
-        stored: Rows,
-    ) -> None:
+    def check(self, put: Mapping[bytes, bytes], removed: Sequence[bytes]) -> None:
         """Test the rows that a request leaves, before they are stored.
 
         Args:
             put: The row that each key gets.
             removed: Keys whose rows go.
-            newer: Returns all rows that are newer than the index, empty where one was deleted.
-            stored: Returns the rows of keys as the requests before have left them, empty where there is none.
 
         Raises:
             UniqueViolation: Another row has the same values.
             CorruptData: A row or an entry is damaged.
         """
         if self._newer is None:
-            self._newer = {each.index_id: {} for each in self._unique}
-            self._note({key: row for key, row in newer().items() if row})
+            self._newer = {id: {} for id in self._by_id}
+            self.note({key: row for key, row in self._memtable.newer().items() if row})
         changed = {*put, *removed}
-        for each in self._unique:
-            codes = dict(_codes(self._definition, each, put))
+        for each in self._by_id.values():
+            codes = dict(codes_of_rows(self._definition, each, put))
             owner: dict[bytes, bytes] = {}
             for key, code in codes.items():
                 if (other := owner.setdefault(code, key)) != key:
                     raise self._violation(each, put[other], other)
             named = sorted(self._named(each, owner) - changed)
-            rows = {key: row for key, row in zip(named, stored(named), strict=True) if row}
-            for key, code in _codes(self._definition, each, rows):
+            rows = {key: row for key, row in zip(named, self._memtable.get(named), strict=True) if row}
+            for key, code in codes_of_rows(self._definition, each, rows):
                 if code in owner:
                     raise self._violation(each, rows[key], key)
-        self._note(put)
+        self.note(put)
 
     def _named(self, each: SecondaryIndex, codes: Mapping[bytes, bytes]) -> set[bytes]:
         """Keys of all rows that may have one of the codes."""
         assert self._newer is not None
         newer = self._newer[each.index_id]
-        found: set[bytes] = set()
-        with self._index.view() as view:
-            for code in codes:
-                found |= newer.get(code, set())
-                found.update(row_key_of(*pair) for pair in view.entries(*between(each.index_id, code, code)))
+        ranges = ranges_of(each.index_id, codes)
+        found = set(NewerEntries(self._memtable.runs(), self._definition, each).keys(ranges))
+        for code in codes:
+            found.update(newer.get(code, ()))
+        with self._memtable.index.view() as view:
+            found.update(row_keys_of(list(view.entries(ranges))))
         return found
 
-    def _note(self, rows: Mapping[bytes, bytes]) -> None:
-        assert self._newer is not None
-        for each in self._unique:
-            newer = self._newer[each.index_id]
-            for key, code in _codes(self._definition, each, rows):
-                newer.setdefault(code, set()).add(key)
+    def note(self, rows: Mapping[bytes, bytes]) -> None:
+        """Note which values rows have that are stored now."""
+        for id, newer in (self._newer or {}).items():
+            each = self._by_id[id]
+            for key, code in codes_of_rows(self._definition, each, rows):
+                known = newer.get(code, ())
+                if key not in known:
+                    newer[code] = (*known, key)
 
     def _violation(self, each: SecondaryIndex, row: bytes, key: bytes) -> UniqueViolation:
         return violation(self._definition, each, key, row)
@@ -138,14 +133,14 @@ def duplicate(definition: TableDefinition, index: SecondaryIndex, view: View) ->
     Raises:
         CorruptData: A row or an entry is damaged.
     """
-    for _, group in groupby(view.entries(*between(index.index_id, b"", b"")), lambda pair: code_of(*pair)):
+    for _, group in groupby(view.entries([between(index.index_id, b"", b"")]), lambda pair: code_of(*pair)):
         pairs = list(group)
         if len(pairs) == 1:
             continue
         keys = sorted(row_key_of(*pair) for pair in pairs)
         rows = {key: row for key, row in zip(keys, view.get(keys), strict=True) if row}
         seen: set[bytes] = set()
-        for key, code in _codes(definition, index, rows):
+        for key, code in codes_of_rows(definition, index, rows):
             if code in seen:
                 return key, rows[key]
             seen.add(code)
@@ -188,7 +183,7 @@ def _all_codes(
             yield keys.take(places), rows.take(places), codes
 
 
-def _codes(
+def codes_of_rows(
     definition: TableDefinition, index: SecondaryIndex, rows: Mapping[bytes, bytes]
 ) -> Iterator[tuple[bytes, bytes]]:
     """Keys of rows and their codes, without rows that have a null in one of the columns."""

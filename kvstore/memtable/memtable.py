@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from kvstore.disk.environment import Transaction
-from kvstore.index.index import Index, View
+from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import MADE_BYTES, Layer, Layers
 from kvstore.memtable.run import Run, found_over
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
@@ -34,6 +34,7 @@ from logformat.log.writer_entry import WriterEntry
 
 T = TypeVar("T")
 First: TypeAlias = Callable[..., tuple[list[tuple[bytes, bytes]], bool]]
+_ORDER = "order"
 ROW_BYTES = 200
 """What a row takes in memory beside its key and its value, about."""
 SLICE_ROWS = 4096
@@ -302,8 +303,14 @@ class Memtable:
         return [next(rows) if is_there else b"" for is_there in there.tolist()]
 
     def newer(self) -> dict[bytes, bytes]:
-        """All rows that the index lacks with the changes that are pending, empty where one was deleted."""
-        return Layers(self._layers()).all()
+        """Rows that neither the index nor a published run has, with what is pending; empty where one was deleted."""
+        dicts: list[Layer[bytes, bytes]] = [each for each in self.published.rows.dicts if isinstance(each, dict)]
+        return Layers((self._pending, *self._pending_before, *dicts)).all()
+
+    def runs(self) -> list[tuple[RowLayer, dict[Any, Any]]]:
+        """The published runs that the index lacks, each with what reads have made of it."""
+        rows = self.published.rows
+        return [each for each in zip(rows.dicts, rows.made, strict=True) if isinstance(each[0], Run)]
 
     def put(self, rows: Mapping[bytes, bytes] | Run) -> None:
         """Store rows by key, pending; an empty one removes that of its key. A run is kept as it is."""

@@ -58,7 +58,7 @@ class Pace:
         merging = memtable.merging_size
         if not merging:
             return 0.0
-        newer, limit = memtable.published.size - merging, self._budget.limit_of(memtable.index.leaf_bytes)
+        newer, limit = memtable.size - merging, self._budget.limit_of(memtable.index.leaf_bytes)
         room = max(min(merging, limit - merging), limit // _ROOM_PARTS)
         room = max(min(room, self._budget.free() + newer), limit // _ROOM_PARTS_MAX, 1)
         return min(1.0, newer / room)

@@ -140,6 +140,27 @@ class Run:
         places[may[~is_same]] = -1
         return places
 
+    def first_place(self, key: bytes) -> int:
+        """The first place with a key that is not less; the number of keys if there is none."""
+        common, numbers = self._numbers
+        if not key.startswith(common):
+            return 0 if key < common else len(self)
+        number = _number(key[len(common) :][:WORD])
+        low = bisect_left(numbers, number)
+        high = bisect_right(numbers, number, low)
+        return low if low == high else bisect_left(self.keys, key, low, high)
+
+    def first_places(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Like :meth:`first_place`, of many keys: int64 ``(n,)``."""
+        common, numbers = self._numbers
+        known, asked = np.asarray(numbers), _numbers_after(len(common), BinaryColumn.from_list(keys))
+        places = np.searchsorted(known, asked)
+        is_known = np.searchsorted(known, asked, "right") > places
+        for place, (key, known_number) in enumerate(zip(keys, is_known.tolist(), strict=True)):
+            if known_number or not key.startswith(common):
+                places[place] = self.first_place(key)
+        return places
+
     def _place(self, key: bytes) -> int:
         common, numbers = self._numbers
         if not key.startswith(common):

@@ -1,4 +1,8 @@
-"""A view of a bucket that is ahead of its index: the index, and layers of rows over it."""
+"""A view of a bucket that is ahead of its index: the index, and layers of rows over it.
+
+* A newer row counts, and not the row of its key in the index, whatever part of a merge the index has.
+* What a view shows does not change while it is open.
+"""
 
 from __future__ import annotations
 
@@ -152,9 +156,9 @@ class NewerView(View):
         """See :meth:`View.has_entries`."""
         return self._tree.has_entries(index_id)
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
-        return self._tree.entries(start, stop)
+        return self._tree.entries(ranges)
 
     def row_count(self) -> int:
         """See :meth:`View.row_count`."""

@@ -104,9 +104,9 @@ class HeldView(View):
         """See :meth:`View.has_entries`."""
         return self._read(lambda: self._view.has_entries(index_id))
 
-    def entries(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
-        found = self._read(lambda: self._view.entries(start, stop))
+        found = self._read(lambda: self._view.entries(ranges))
         while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
             yield from some
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,8 @@ _ROOM = KEY_BYTES_MAX - _HEAD_BYTES + len(ROW)
 """For code and key together, of which the first byte of the key is left out."""
 _LENGTHS = [_LENGTH.pack(length) for length in range(KEY_BYTES_MAX + 1)]
 _KEYS = KeyCodec([])
+_LAST = 255
+_NEXT = [bytes([number + 1]) for number in range(_LAST)]
 
 
 def record_key(index_id: int) -> bytes:
@@ -100,19 +102,21 @@ def entries_of(index_id: int, codes: Sequence[bytes], keys: Sequence[bytes]) -> 
     return entries, values
 
 
-def entries_in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[list[bytes], list[bytes]]:
+def entries_in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[BinaryColumn, BinaryColumn]:
     """Like :func:`entries_of`, in the order of the entries; of many rows much faster."""
     lengths = codes.lengths
     if len(keys) < FEW or (lengths + keys.lengths).max() > _ROOM:
         pairs = sorted(zip(*entries_of(index_id, codes.to_list(), keys.to_list()), strict=True))
-        return [entry for entry, _ in pairs], [value for _, value in pairs]
+        return BinaryColumn.from_list([entry for entry, _ in pairs]), BinaryColumn.from_list(
+            [each for _, each in pairs]
+        )
     head = binary_column.scalar(entries_prefix(index_id))
     rest = binary_column.slices(keys.flat, keys.offsets[:-1] + len(ROW), keys.offsets[1:])
     joined = pc.binary_join_element_wise(head, codes.to_arrow(), rest, binary_column.EMPTY)
     entries = BinaryColumn.from_arrow(joined)
     order, _ = in_order(entries)
     values = BinaryColumn.from_matrix(lengths.astype("<u2").view(np.uint8).reshape(len(keys), _LENGTH.size))
-    return entries.take(order).to_list(), values.take(order).to_list()
+    return entries.take(order), values.take(order)
 
 
 def row_key_of(entry: bytes, value: bytes) -> bytes:
@@ -128,6 +132,18 @@ def row_key_of(entry: bytes, value: bytes) -> bytes:
         if len(value) == _LENGTH.size and 0 < length < len(entry) - _HEAD_BYTES:
             return ROW + entry[_HEAD_BYTES + length :]
     raise CorruptData("An entry of an index is damaged; run `kvstore check`.", entry=entry.hex())
+
+
+def row_keys_of(pairs: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """Like :func:`row_key_of`, of many entries."""
+    if len(pairs) < FEW:
+        return [row_key_of(*pair) for pair in pairs]
+    entries, values = zip(*pairs, strict=True)
+    lengths = np.frombuffer(b"".join(values), "<u2") if set(map(len, values)) == {_LENGTH.size} else np.zeros(1)
+    if lengths.all() and (lengths + _HEAD_BYTES < np.fromiter(map(len, entries), np.int64, len(entries))).all():
+        starts = (lengths.astype(np.int64) + _HEAD_BYTES).tolist()
+        return [ROW + entry[start:] for entry, start in zip(entries, starts, strict=True)]
+    return [row_key_of(*pair) for pair in pairs]
 
 
 def code_of(entry: bytes, value: bytes) -> bytes:
@@ -161,6 +177,13 @@ def between(index_id: int, low: bytes, high: bytes) -> tuple[bytes, bytes]:
     """
     head = entries_prefix(index_id)
     return head + low[:CODE_BYTES_MAX], _after(head + high[:CODE_BYTES_MAX])
+
+
+def ranges_of(index_id: int, codes: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
+    """Start and stop (exclusive) of the entries whose codes begin with each of these."""
+    head = entries_prefix(index_id)
+    starts = [head + code[:CODE_BYTES_MAX] for code in codes]
+    return [(one, one[:-1] + _NEXT[one[-1]] if one[-1] < _LAST else _after(one)) for one in starts]
 
 
 def _after(prefix: bytes) -> bytes:

@@ -90,7 +90,8 @@ def test_entries_of_many_rows_are_those_of_each_in_order(rows: list[tuple[str, i
     expected = sorted(zip(*entries_of(3, codes.to_list(), keys.to_list()), strict=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(entries, "FEW", few + 1)
-        assert list(zip(*entries.entries_in_order(3, codes, keys), strict=True)) == expected
+        found = (column.to_list() for column in entries.entries_in_order(3, codes, keys))
+        assert list(zip(*found, strict=True)) == expected
 
 
 def test_rows_whose_long_values_begin_alike_have_entries_of_their_own() -> None:

@@ -298,7 +298,7 @@ def test_check_finds_wrong_entries(tmp_path: Path, what: str) -> None:
     index = Index(open_environment(index_of(path), Files(), map_bytes=1 << 24, has_databases=False))
     with index.view() as view:
         state = view.state()
-        entry, value = next(view.entries(*between(1, b"", b"")))
+        entry, value = next(view.entries([between(1, b"", b"")]))
     match what:
         case "removed":
             index.move_entries([entry], [], [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import numpy as np
 from hypothesis import example, given, strategies as st
 
@@ -50,3 +52,17 @@ def test_rows_of_runs_are_laid_over_older_ones(
     found, values = found_over(runs, BinaryColumn.from_list(asked), there, rows)
     assert found.tolist() == [bool(row) for row in expected]
     assert values.to_list() == [row for row in expected if row]
+
+
+KEYS = st.lists(st.sampled_from([b"", b"\2", b"\2common", b"\2common\xff"]), max_size=2).map(b"".join)
+ANY = st.builds(bytes.__add__, KEYS, st.binary(max_size=12))
+
+
+@given(st.sets(ANY), st.lists(ANY, max_size=40))
+def test_first_places_are_those_in_a_sorted_list(keys: set[bytes], asked: list[bytes]) -> None:
+    ordered = sorted(keys)
+    run = Run.of(ordered, [b"row"] * len(ordered))
+    asked += ordered
+    expected = [bisect_left(ordered, key) for key in asked]
+    assert list(map(run.first_place, asked)) == expected
+    assert run.first_places(asked).tolist() == expected

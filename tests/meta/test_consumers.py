@@ -103,13 +103,15 @@ def test_leases_do_not_pile_up() -> None:
 def test_consumers_move_back_to_the_ends_of_their_buckets_and_no_further() -> None:
     consumers = TableConsumers(
         {
-            "after": NamedConsumer((Offset(5), Offset(9))),
+            "after": NamedConsumer((Offset(5), Offset(9)), filter="0a (v > 1)"),
             "before": NamedConsumer((Offset(3), Offset(2))),
             "lease": NamedConsumer((Offset(3), Offset(9)), until_ms=7),
         }
     )
     assert list(moved_back(TableId(1), consumers, {0: 4, 1: 6})) == [
-        SetConsumer(table_id=TableId(1), name="after", offsets=[Offset(4), Offset(6)], until_ms=None),
+        SetConsumer(
+            table_id=TableId(1), name="after", offsets=[Offset(4), Offset(6)], until_ms=None, filter="0a (v > 1)"
+        ),
         SetConsumer(table_id=TableId(1), name="lease", offsets=[Offset(3), Offset(6)], until_ms=7),
     ]
     assert [each.offsets for each in moved_back(TableId(1), consumers, {0: 4})] == [[4, 9]]
