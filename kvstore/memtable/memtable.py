@@ -165,7 +165,7 @@ class Memtable:
     def size(self) -> int:
         """About how many bytes of memory everything published takes, with what reads have made of it."""
         published = self.published
-        return published.size + sum([made.get(MADE_BYTES, 0) for made in published.rows.made])
+        return published.size + sum([made[MADE_BYTES] for made in published.rows.made if MADE_BYTES in made])
 
     @property
     def is_merged(self) -> bool:

@@ -236,6 +236,21 @@ def test_a_row_is_seen_before_the_index_has_it_and_costs_no_commit(store_path: P
         assert index.read_bytes() == before
 
 
+def test_a_view_stays_as_it_was_while_others_read_on(store_path: Path) -> None:
+    with Beside(store_path, {}) as beside, beside.table.bucket(0).handle.latest() as empty:
+        definition = beside.table.parts.definition
+        [key] = layout_of(definition).encode_keys(pa.RecordBatch.from_pylist([{"k": 1, "s": None}], SCHEMA)).to_list()
+        beside.tell("write", [("upsert", {"k": 1, "s": "a"})])
+        with beside.table.bucket(0).handle.latest() as view:
+            before = view.get([key])
+            for s in "bcd":
+                beside.tell("write", [("upsert", {"k": 1, "s": s}), ("upsert", {"k": ord(s), "s": s})])
+                assert beside.table.get(1) == {"k": 1, "s": s}
+                assert view.get([key]) == before != [b""]
+                assert [rows.keys().to_list() for rows in view.found(9)] == [[key]]
+            assert empty.get([key]) == [b""]
+
+
 def write_at(pipe: Pipe, path: Path) -> None:
     """Open the store for each list of moments, and write a row at each; sends the state of the bucket."""
     while True:

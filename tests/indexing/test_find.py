@@ -290,12 +290,13 @@ def test_rows_in_memory_are_decoded_for_several_conditions_once(
         ]
         assert (decoded > count) == first
         assert memtable.size > before
+    assert table.find_one(a=49) == {"id": 49, "a": 49, "b": 49}
     for rename in ({"a": "c"}, {"b": "a"}, {"c": "b"}):
         store.rename_columns("t", rename)
     wanted = [n for n in range(count) if n % 50 == 3 and n % 70 in (23, 33)]
     assert table.find(b=3, a=[23, 33])["id"].to_pylist() == wanted != []
     assert table.find_one(b=3) == {"id": 3, "b": 3, "a": 3}
-    assert table.find_one(b=49) == {"id": 49, "b": 49, "a": 49}
+    assert table.find_one(a=60) == {"id": 60, "b": 10, "a": 60}
     assert table.find(b=60).num_rows == 0
     table.flush()
     assert memtable.size == 0
