@@ -30,6 +30,7 @@ from logformat.catalog.edits import BeginEpoch, DropTable, Edit, EndCommit
 from logformat.ids import Epoch, Txid
 from tests.checkpoint.catalogs import STORE, Catalog, checkpoint, encoded
 from tests.support.examples import slow
+from tests.support.repairs import Dying, Killed
 from tests.support.tables import rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -271,18 +272,8 @@ def test_a_recovery_that_dies_is_done_again(tmp_path: Path, steps: int) -> None:
     catalog.journal.close()
     catalog.make_files()
 
-    class Dying(Files):
-        left = steps
-
-        def __getattribute__(self, name: str) -> object:
-            if name in ("rename", "sync_directory", "make_directory", "remove_tree", "write", "sync", "open"):
-                if not Dying.left:
-                    raise KeyboardInterrupt
-                Dying.left -= 1
-            return super().__getattribute__(name)
-
-    with suppress(KeyboardInterrupt):
-        recovery.recover(catalog.path, STORE, Dying(), catalog.clock, write=True)
+    with suppress(Killed):
+        recovery.recover(catalog.path, STORE, Dying(steps), catalog.clock, write=True)
     found = recover(catalog)
     assert [line for line in found.gone if "if there were any" not in line] == []
     state = catalog.reloaded()
@@ -299,18 +290,8 @@ def test_a_recovery_that_dies_loses_no_table(tmp_path: Path, steps: int) -> None
     damage_value(Catalog.at(path), 1)
     as_of_old(path)
 
-    class Dying(Files):
-        left = steps
-
-        def __getattribute__(self, name: str) -> object:
-            if name in ("rename", "sync_directory", "make_directory", "remove_tree", "write", "sync", "open"):
-                if not Dying.left:
-                    raise KeyboardInterrupt
-                Dying.left -= 1
-            return super().__getattribute__(name)
-
-    with suppress(KeyboardInterrupt):
-        recovery.recover(path, store_id_of(path), Dying(), SystemClock(), write=True)
+    with suppress(Killed):
+        recovery.recover(path, store_id_of(path), Dying(steps), SystemClock(), write=True)
     recover_store(path)
     with kvstore.open(path) as store:
         store.create_table("u", SCHEMA, "k").upsert([{"k": 1, "v": 1}])

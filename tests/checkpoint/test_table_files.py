@@ -27,13 +27,10 @@ from logformat import paths
 from logformat.catalog import table_file
 from logformat.ids import TableId
 from tests.support.examples import slow
+from tests.support.repairs import Dying, Killed
 from tests.support.tables import changes_of, rows_of
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def recover(path: Path, *, write: bool = True) -> Recovery:
@@ -365,18 +362,8 @@ def test_a_recovery_that_dies_brings_the_tables_back_when_it_is_run_again(tmp_pa
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
     lose_catalog(path)
 
-    class Dying(Files):
-        left = steps
-
-        def __getattribute__(self, name: str) -> object:
-            if name in ("rename", "sync_directory", "make_directory", "remove_tree", "write", "sync", "open"):
-                if not Dying.left:
-                    raise Killed
-                Dying.left -= 1
-            return super().__getattribute__(name)
-
     with suppress(Killed):
-        recovery.recover(path, store_id_of(path), Dying(), SystemClock(), write=True)
+        recovery.recover(path, store_id_of(path), Dying(steps), SystemClock(), write=True)
     assert recover(path).tables == ["t"]
     with kvstore.open(path) as store:
         assert rows_of(store.table("t")) == [{"k": 1, "v": 1}]

@@ -79,7 +79,7 @@ def test_a_put_that_fails_once_is_found_to_be_done_or_is_repeated(
 def test_a_table_in_its_place_is_opened_with_few_requests(
     way: Way, table: SharedTable, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many with 40 epochs as with 5."""
+    """As many with 60 epochs as with 10."""
     monkeypatch.setenv("KVSTORE_CACHE_DIR", str(tmp_path / "objects"))
     host, asked, counts = Host(table, tmp_path / "cache"), [0], []
 
@@ -87,7 +87,7 @@ def test_a_table_in_its_place_is_opened_with_few_requests(
         asked[0] += 1
         return "none"
 
-    for epochs in (5, 40):
+    for epochs in (10, 60):
         while host.write(upserts([epochs], 1)).epoch < epochs:
             pass
         way.fault, asked[0] = counted, 0

@@ -145,7 +145,7 @@ def _templates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 IS_LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 RUNS = 10 if IS_LONG else 1  # Hypothesis remembers a whole run, so one run of 5,000 would need much memory
-EXAMPLES = settings(max_examples=500 if IS_LONG else 30, stateful_step_count=50)
+EXAMPLES = settings(max_examples=500 if IS_LONG else 50, stateful_step_count=50)
 
 
 def test_every_acknowledged_row_is_in_the_table_exactly_once() -> None:
