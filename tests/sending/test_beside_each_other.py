@@ -319,3 +319,37 @@ def test_jobs_patches_epochs_transactions_and_commands_beside_an_owner(
             (5, "transaction"),
             (6, "command"),
         ]
+
+
+def write_as_said(pipe: Pipe, path: Path) -> None:
+    """Store the rows that are said; delete keys."""
+    with kvstore.open(path) as store:
+        while (said := pipe.recv()) != "end":
+            store.table("t").upsert(said) if isinstance(said, dict) else store.table("t").delete(said)
+            pipe.send("done")
+
+
+def test_what_was_seen_of_a_row_before_is_never_an_answer(table: kvstore.Table, store_path: Path) -> None:
+    with Child(write_as_said, store_path) as other:
+
+        def others(said: object) -> None:
+            other.say(said)
+            assert other.hear() == "done"
+
+        assert table.increment(1, {"n": 1}, default={}) == {"k": 1, "v": None, "n": 1}
+        others(1)
+        with pytest.raises(KeyError):
+            table.increment(1, {"n": 1})
+        others({"k": 1, "v": "other", "n": 5})
+        assert table.increment(1, {"n": 1}) == {"k": 1, "v": "other", "n": 6}
+        assert not table.put_if({"k": 1, "v": "own", "n": 0}, {"k": 1, "v": "other", "n": 5})
+        others(1)
+        assert table.put_if({"k": 1, "v": "own", "n": 2**63 - 1}, None)
+        with pytest.raises(InvalidRequest):
+            table.increment(1, {"n": 1})
+        others({"k": 1, "v": "other", "n": 0})
+        assert table.increment(1, {"n": 1})["n"] == 1
+        assert table.increment(2, {"n": 1}, default={"v": "x" * 70_000})["n"] == 1  # too large to be told
+        assert [table.increment(2, {"n": 1})["n"] for _ in range(3)] == [2, 3, 4]
+        other.say("end")
+        assert other.join() == 0
