@@ -293,6 +293,7 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "s") as store:
         store.table("people").apply_epoch(kvstore.Changes.of([("delete", {"name": "n1"})], OTHERS), "w", 4, "r")
         store.consumer("c").commit("people", {0: 3})
+        store.table("people").subscribe("b", "latest", follow=False).close()
         store.runtime.journal.append(lambda _: edits.AddReplica(name="r", url="file:///backup"))
         store.create_table("renamed", OTHERS, "name")
         store.rename_columns("renamed", {"name": "id"})
@@ -309,8 +310,11 @@ def test_an_image_can_be_read_with_the_document(tmp_path: Path) -> None:
     kinds = {kind: names_in(fields) for kind, fields, _ in FORMAT.tables("Catalog image")[1]}
     altered = [record.pop("altered", None) for _, record in found]
     assert altered == [True if record.get("schema_id") == 2 else None for _, record in found]
+    filters = {record["name"]: record.pop("filter", None) for _, record in found if record["kind"] == "consumer"}
+    assert filters == {"b": "", "c": None}
     assert all(
-        list(record) == ["kind", *(name for name in kinds[record["kind"]] if name != "altered")] for _, record in found
+        list(record) == ["kind", *(name for name in kinds[record["kind"]] if name not in ("altered", "filter"))]
+        for _, record in found
     )
     (_, head), *_, (place, foot) = found
     assert (head["kind"], foot["kind"], foot["crc32c"]) == ("head", "foot", checksum.crc32c(data[:place]))

@@ -121,6 +121,17 @@ def test_all_ways_of_writing_are_tested(store: kvstore.Store) -> None:
     assert table.find_one(mail="a") == {"id": 3, "mail": "a", "age": None}
 
 
+def test_rows_of_a_transaction_are_known_to_the_next_write(store: kvstore.Store) -> None:
+    table, other = with_unique(store), store.create_table("other", COLUMNS, "id")
+    table.upsert({"id": 1, "mail": "a"})
+    with store.transaction() as at:
+        at.upsert("t", {"id": 2, "mail": "b"})
+        at.upsert("other", {"id": 2, "mail": "b"})
+    with pytest.raises(UniqueViolation):
+        table.upsert({"id": 3, "mail": "b"})
+    assert (table.count(), other.count()) == (2, 1)
+
+
 def test_rows_that_are_there_twice_allow_no_unique_index(store: kvstore.Store) -> None:
     table = store.create_table("t", COLUMNS, "id")
     table.upsert([{"id": number, "mail": LONG + str(number), "age": number % 5} for number in range(10)])
