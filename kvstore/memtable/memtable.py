@@ -345,7 +345,7 @@ class Memtable:
         with self._lock:
             in_place = not self._is_seen
             rows = rows.added(newest, in_place=in_place) if newest else rows
-            writers_now = old.writers.added(writers, in_place=in_place) if writers else old.writers
+            writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
             self.published = Published(old.start, state, rows, writers_now, size)
             self._is_seen = self._is_seen and rows is old.rows
         self.drop()

@@ -28,7 +28,7 @@ def rows_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     made = newer.entries_of_layer
 
     def count(layer: Layer, *others: Any) -> Any:
-        counted[0] += len(layer.items())
+        counted[0] += len(list(layer.items()))
         return made(layer, *others)
 
     def since() -> int:

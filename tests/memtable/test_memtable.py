@@ -259,7 +259,7 @@ def test_a_view_has_no_writer_that_comes_after_a_batch_without_one(tmp_path: Pat
         memtable.put_writer(WriterId(1), entry(1))
         memtable.publish(state_at(1))
         with memtable.view() as view:
-            memtable.put(KEYS[:1], [b"later"])
+            memtable.put({KEYS[0]: b"later"})
             memtable.publish(state_at(2))
             memtable.put_writer(WriterId(2), entry(2))
             memtable.publish(state_at(3))
