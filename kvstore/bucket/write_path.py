@@ -407,10 +407,6 @@ class WritePath:
             return None
         return targets
 
-    @property
-    def _has_preimages(self) -> bool:
-        return self.definition.options.changelog_image == "full"
-
     def _operations(
         self,
         request: Request,
@@ -437,7 +433,8 @@ class WritePath:
         # Without preimages and without a look at the row before, an insert can't be recognized.
         looks = options.auto_increment is not None or self._targets_of(request) is not None
         looks = looks or not isinstance(self._engine_of(request), LastRow)
-        return cdc.records_of(merged, order, preimages=self._has_preimages, inserts=self._has_preimages or looks)
+        preimages = options.changelog_image == "full"
+        return cdc.records_of(merged, order, preimages=preimages, inserts=preimages or looks)
 
     def _batch(
         self,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence as Several
 from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
@@ -177,8 +177,9 @@ class EncodedWrites:
         encoded = encoded_rows(self._definition, rows)
         if encoded is None:
             return None
-        given = partial(_upserts, intake, rows)
-        return Request(given, encoded=encoded, schema_id=self.schema_id, answer=Reply())
+        return Request(
+            lambda: Changes.upserts(intake.conform(rows)), encoded=encoded, schema_id=self.schema_id, answer=Reply()
+        )
 
     def bucket_of(self, key: Cells) -> BucketId:
         """The bucket of a key."""
@@ -286,10 +287,6 @@ def counted(
     if isinstance(request, SmallRequest):
         return replace(request, answer=Reply(), **given)
     return replace(request, answer=Answer(), **given)
-
-
-def _upserts(intake: ArrowIntake, rows: pa.RecordBatch) -> Changes:
-    return Changes.upserts(intake.conform(rows))
 
 
 def bytes_of(operations: Several[Operation]) -> int:
