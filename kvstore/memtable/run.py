@@ -1,4 +1,9 @@
-"""A run: rows of keys in key order, as columns of bytes. Without an object for each, many rows cost little memory."""
+"""A run: rows of keys in key order, as columns of bytes. Without an object for each, many rows cost little memory.
+
+* Keys are sorted, each is there once, and nothing of a run changes. An empty row stands for a deleted one.
+* Of runs that lie over each other the newest counts. Two that are joined are one run with what both show.
+* The rows of a run may be made only when they are asked for; its keys are always there.
+"""
 
 from __future__ import annotations
 
