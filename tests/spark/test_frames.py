@@ -125,7 +125,7 @@ def test_the_binlog(spark: SparkSession, store: kvstore.Store, table: kvstore.Ta
 
 
 def test_work_is_cut_into_as_many_tasks_as_there_are_cores(store: kvstore.Store) -> None:
-    count = 60_000
+    count = 300_000
     table = store.create_table(
         "u", pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())]), "k", buckets=5
     )
