@@ -238,8 +238,8 @@ class Committer:
         """Have the thread do something, and wait for it."""
         work = _Work(do)
         self.put(work)
-        found: T = answer_of(work.answer)
-        return found
+        result: T = answer_of(work.answer)
+        return result
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
@@ -644,10 +644,10 @@ class Committer:
 
     def _sure(self, work: Callable[[], T]) -> T:
         """Like :meth:`_attempt`; raises why the work failed."""
-        found = self._attempt(work)
-        if isinstance(found, StoreError):
-            raise found
-        return found
+        result = self._attempt(work)
+        if isinstance(result, StoreError):
+            raise result
+        return result
 
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))

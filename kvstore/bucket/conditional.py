@@ -38,8 +38,8 @@ def decided(
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.
         raise SchemaMismatch("Columns were renamed and added since this write began; repeat it.", table=definition.name)
-    found = [(key, value) for key, value in zip(request.keys, values, strict=True) if value]
-    keys, stored = (BinaryColumn.from_list([each[half] for each in found]) for half in (0, 1))
+    pairs = [(key, value) for key, value in zip(request.keys, values, strict=True) if value]
+    keys, stored = (BinaryColumn.from_list([each[half] for each in pairs]) for half in (0, 1))
     rows, _ = layout_of(known).decode_found(keys, stored)
     changes = request.decide(known, rows)
     if changes is None:

@@ -251,9 +251,9 @@ class BucketHandle:
     def _looked(self) -> IndexState:
         with self._opening:
             index = self._reading()
-            found = self._reader.state_after(index.committed_state()) if self.engine is None else None
+            state = self._reader.state_after(index.committed_state()) if self.engine is None else None
         self._readers.shrink()
-        return self.committed() if found is None else found
+        return self.committed() if state is None else state
 
     def shown(self) -> IndexState:
         """State of the bucket with every acknowledged change, once every process sees these changes."""

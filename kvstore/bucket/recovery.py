@@ -123,8 +123,8 @@ def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
     if LogFiles(place.log, place.identity, files).bases()[-1:] != [state.synced_base]:
         return False
     last = paths.segment_file(place.log, state.synced_base)
-    found = files.status(last)
-    return found is not None and ends_at(last, found.st_size, state.synced_position, files)
+    status = files.status(last)
+    return status is not None and ends_at(last, status.st_size, state.synced_position, files)
 
 
 def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
@@ -167,8 +167,8 @@ def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
 def _snapshots(place: BucketPlace) -> Iterator[Snapshot]:
     """Snapshots with a valid manifest whose following changes the log holds, the newest first."""
     log_start = LogFiles(place.log, place.identity).start()
-    found = snapshot.readable(place.directory, place.identity)
-    return (each for each in found if each.log_end.base >= log_start)
+    snapshots = snapshot.readable(place.directory, place.identity)
+    return (each for each in snapshots if each.log_end.base >= log_start)
 
 
 def _build(

@@ -277,12 +277,12 @@ class WritePath:
             self._take(log.batches(self._state.applied_offset, after.applied_offset), looks=False)
             self._state = self._state._replace(row_count=after.row_count, digest=after.digest, merging=None)
             self.publish()
-        found = log.batches(self._state.applied_offset, self.log.durable.offset)
-        self._take(found, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
+        tail_batches = log.batches(self._state.applied_offset, self.log.durable.offset)
+        self._take(tail_batches, bytes_max=REPLAY_BYTES_MAX if bytes_max is None else bytes_max)
 
-    def _take(self, found: Iterable[FoundBatch], *, looks: bool = True, bytes_max: int | None = None) -> None:
+    def _take(self, logged: Iterable[FoundBatch], *, looks: bool = True, bytes_max: int | None = None) -> None:
         """Replay batches; everything is merged whenever the memtable takes so much memory."""
-        batches = ((each.header, each.data) for each in found)
+        batches = ((each.header, each.data) for each in logged)
         for part in tail.parts_of(batches, self.definition, self._state):
             self._forget_newer()
             if self.definition.primary_key is None:

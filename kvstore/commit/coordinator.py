@@ -105,9 +105,11 @@ class Commits:
         """
         with self._lock.held_here(waits=waits) as is_held:
             engines = {bucket: handle.engine for bucket, handle in self._handles.items()} if is_held else {}
-            found = {bucket: engine.committer for bucket, engine in engines.items() if engine is not None}
-            is_whole = len(found) == len(self._handles)
-            yield found if is_whole and all(each in self.ends for each in self._catalog.writers().commits) else None
+            committers = {bucket: engine.committer for bucket, engine in engines.items() if engine is not None}
+            is_whole = len(committers) == len(self._handles)
+            yield (
+                committers if is_whole and all(each in self.ends for each in self._catalog.writers().commits) else None
+            )
 
     def knows(self, writer_id: WriterId) -> bool:
         """Whether any bucket has a batch of a writer with a name. It is the caller's turn."""
@@ -117,17 +119,17 @@ class Commits:
         """Sequence of the last commit of a writer with a name; None if it has none. It is the caller's turn."""
         handle = self._handles[BucketId(0)]
         engine = handle.engine
-        if engine is not None and (found := engine.committer.last_sequence(writer_id)) is not None:
-            return found  # it never expires, so no view is needed
+        if engine is not None and (sequence := engine.committer.last_sequence(writer_id)) is not None:
+            return sequence  # it never expires, so no view is needed
         return handle.last_sequence(writer_id)
 
     def last_of_all(self, writer_id: WriterId) -> Sequence | None:
         """Sequence of the last commit of a writer with a name that all buckets have; None if it has none."""
         last: Sequence | None = None
         for handle in self._handles.values():
-            if (found := handle.last_sequence(writer_id)) is None:
+            if (sequence := handle.last_sequence(writer_id)) is None:
                 return None
-            last = found if last is None else min(last, found)
+            last = sequence if last is None else min(last, sequence)
         return last
 
     def settle(self) -> None:

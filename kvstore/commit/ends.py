@@ -111,10 +111,10 @@ class OpenEnds:
 
         Every bucket has a batch of each commit to its table, so no end comes before an earlier one of its table.
         """
-        due, stay, found = [], [], list(self._popped())
-        tables = {each.end.catalog.table for each in found}
+        due, stay, waiting = [], [], list(self._popped())
+        tables = {each.end.catalog.table for each in waiting}
         open_ids = {commit.commit_id for table in tables for commit in state.writers_of(table).commits}
-        for each in found:
+        for each in waiting:
             if each.end.commit.commit_id not in open_ids:
                 self._ids.discard(each.end.commit.commit_id)  # it has ended, or the table was dropped
             elif each.is_durable:

@@ -109,15 +109,15 @@ def apply_here(
 
 
 def _applied(part: TablePart, committers: Mapping[BucketId, Committer]) -> dict[BucketId, Applied]:
-    found = {}
+    applied = {}
     for bucket, request in part.requests.items():
         try:
-            found[bucket] = committers[bucket].apply_part(request)
+            applied[bucket] = committers[bucket].apply_part(request)
         except StoreError as error:
             raise _IsUnusual from error
-        if found[bucket].batch is None:
+        if applied[bucket].batch is None:
             raise _IsUnusual
-    return found
+    return applied
 
 
 def _journal(new: Sequence[TablePart], ends: OpenEnds) -> None:

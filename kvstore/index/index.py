@@ -115,8 +115,8 @@ class View:
         Raises:
             CorruptData: An entry is damaged.
         """
-        found = ((id, self._transaction.get(_WRITER_KEY.pack(_WRITER, id))) for id in ids)
-        return {id: writer_entry.decode_entry(id, value) for id, value in found if value is not None}
+        stored = ((id, self._transaction.get(_WRITER_KEY.pack(_WRITER, id))) for id in ids)
+        return {id: writer_entry.decode_entry(id, value) for id, value in stored if value is not None}
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """Values of keys, in order; empty where a key is missing. No stored value is empty.
@@ -132,9 +132,9 @@ class View:
         Raises:
             CorruptData: A page is damaged.
         """
-        found = None if self._mapped is None else self._mapped.find(self._transaction, keys)
-        if found is not None:
-            return found
+        mapped = None if self._mapped is None else self._mapped.find(self._transaction, keys)
+        if mapped is not None:
+            return mapped
         values = list(map(self._transaction.get, keys.to_list()))
         there = np.fromiter((value is not None for value in values), bool, len(values))
         stored = list(filter(None, values))
@@ -153,7 +153,7 @@ class View:
         Raises:
             CorruptData: A page is damaged.
         """
-        return ((found.keys(), found.values()) for found in self.found(chunk, start, stop))
+        return ((rows.keys(), rows.values()) for rows in self.found(chunk, start, stop))
 
     def found(
         self, chunk: int, start: bytes = ROW, stop: bytes | None = None, *, reverse: bool = False
@@ -194,19 +194,19 @@ class View:
             And whether there are no others in the range.
         """
         pairs = self._backwards(start, stop) if reverse else self._between(start, None)
-        found: list[tuple[bytes, bytes]] = []
+        first_pairs: list[tuple[bytes, bytes]] = []
         step = _FIRST_ROWS
-        while step := min(step, most - len(found)):
+        while step := min(step, most - len(first_pairs)):
             some = list(islice(pairs, step))
-            found += some
+            first_pairs += some
             if stop is not None and some and some[-1][0] >= stop:
-                return found[: bisect_left(found, stop, key=itemgetter(0))], True
+                return first_pairs[: bisect_left(first_pairs, stop, key=itemgetter(0))], True
             if len(some) < step:
-                return found, True
-            if len(found) < most and sum(map(len, map(itemgetter(1), some))) > FEW_BYTES // most * step:
+                return first_pairs, True
+            if len(first_pairs) < most and sum(map(len, map(itemgetter(1), some))) > FEW_BYTES // most * step:
                 break
             step *= _STEP_GROWS
-        return found, False
+        return first_pairs, False
 
     def _backwards(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         with self._transaction.cursor() as cursor:
@@ -277,8 +277,8 @@ class View:
 
     def leaf_bytes(self) -> int:
         """Approximate size in bytes of the pages that hold rows."""
-        found = self._transaction.stat()
-        return int(found["psize"]) * (int(found["leaf_pages"]) + int(found["overflow_pages"]))
+        figures = self._transaction.stat()
+        return int(figures["psize"]) * (int(figures["leaf_pages"]) + int(figures["overflow_pages"]))
 
     def _between(self, start: bytes, stop: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         cursor = self._transaction.cursor()
@@ -357,11 +357,11 @@ class Index:
     def scan_view(self) -> Iterator[View]:
         """A view of the last commit for large scans: it reads rows from their pages."""
         with self.environment.read() as transaction, self.environment.file() as descriptor:
-            found = None if descriptor is None else tree_of(descriptor, transaction.id())
-            if descriptor is None or found is None:
+            tree_there = None if descriptor is None else tree_of(descriptor, transaction.id())
+            if descriptor is None or tree_there is None:
                 yield View(transaction)
             else:
-                page_bytes, tree = found
+                page_bytes, tree = tree_there
                 yield View(transaction, Leaves(descriptor, page_bytes, tree, transaction.id))
 
     def put(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
@@ -469,8 +469,8 @@ class Index:
         """The state of the last commit, to be known without the index being open; None if another commit comes."""
         with self.environment.read() as transaction:
             commit, state = transaction.id(), View(transaction).state()
-        found = AtRest(state, (self.environment.identity, commit))
-        return found if found.is_current(self.environment.directory) else None
+        at_rest = AtRest(state, (self.environment.identity, commit))
+        return at_rest if at_rest.is_current(self.environment.directory) else None
 
     def close_if_unread(self) -> bool:
         """Release the environment unless it is being read; see :meth:`Environment.close_if_unread`."""
@@ -488,8 +488,8 @@ class Index:
     def _writable(self) -> Transaction:
         if self._transaction is None:
             self._transaction = self.environment.begin_write()
-            found = self._transaction.stat()
-            self._page_bytes, self._leaf_pages = found["psize"], found["leaf_pages"]
+            figures = self._transaction.stat()
+            self._page_bytes, self._leaf_pages = figures["psize"], figures["leaf_pages"]
             self._touched = 0
             self._has_changed_rows, self._noted = False, {}
         return self._transaction
@@ -505,12 +505,12 @@ def _entries_records(transaction: Transaction) -> dict[int, EntriesRecord]:
 
 def _until_full(pairs: Iterator[tuple[bytes, bytes]], rows: int) -> list[tuple[bytes, bytes]]:
     """The next pairs, at most so many, and hardly more than :data:`CHUNK_BYTES`."""
-    found: list[tuple[bytes, bytes]] = []
+    taken: list[tuple[bytes, bytes]] = []
     size = 0
-    while size < CHUNK_BYTES and (some := list(islice(pairs, min(_STEP_ROWS, rows - len(found))))):
-        found += some
+    while size < CHUNK_BYTES and (some := list(islice(pairs, min(_STEP_ROWS, rows - len(taken))))):
+        taken += some
         size += sum(len(value) for _, value in some)
-    return found
+    return taken
 
 
 def _until(pairs: Iterator[tuple[bytes, bytes]], stop: bytes) -> Iterator[tuple[bytes, bytes]]:

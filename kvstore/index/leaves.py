@@ -98,21 +98,21 @@ class Leaves:
         buffer = None if reader is None else np.empty((pages_max + 1) * self._page_bytes, np.uint8)
         for numbers in self._leaves(pages_max, start, stop):
             flat, places = self.read(numbers, np.ones_like(numbers), reader, buffer)
-            found: PlacedRows | _NodeRows | None = None
+            rows: PlacedRows | _NodeRows | None = None
             if reader is not None and (native := reader.find(flat, places, numbers, last)) is not None:
-                found = PlacedRows(flat, self._page_bytes, *native)
-            if found is None:
+                rows = PlacedRows(flat, self._page_bytes, *native)
+            if rows is None:
                 nodes = self._nodes(flat, places, numbers, LEAF)
-                found = _NodeRows(self, flat, nodes)
-                _check_order(last, found.keys)
-            last = found[len(found) - 1]
-            low, high = bisect_left(found, start), len(found) if stop is None else bisect_left(found, stop)
-            lengths = found.value_bytes()[:high]
+                rows = _NodeRows(self, flat, nodes)
+                _check_order(last, rows.keys)
+            last = rows[len(rows) - 1]
+            low, high = bisect_left(rows, start), len(rows) if stop is None else bisect_left(rows, stop)
+            lengths = rows.value_bytes()[:high]
             ends = lengths.cumsum()
             while low < high:
                 enough = int(np.searchsorted(ends, ends[low] - lengths[low] + CHUNK_BYTES, "right"))
                 until = min(max(enough, low + 1), low + chunk, high)
-                yield found.some(low, until)
+                yield rows.some(low, until)
                 low = until
 
     def run_between(self, first: bytes, last: bytes) -> PageRun:

@@ -69,12 +69,12 @@ def space_of(environment: Environment) -> IndexSpace | None:
     """
     with environment.read() as transaction, environment.file() as descriptor:
         last = transaction.id()
-        found = None if descriptor is None else free_pages(descriptor, last)
-        if found is None:
+        free = None if descriptor is None else free_pages(descriptor, last)
+        if free is None:
             return None
         readers = sorted((txn, pid) for pid, txn in environment.readers() if txn < last)
         oldest = readers[0][0] if readers else last + 1
-        page_bytes, file_bytes, freed = found
+        page_bytes, file_bytes, freed = free
         return IndexSpace(
             file_bytes,
             page_bytes * sum(freed.values()),

@@ -125,9 +125,9 @@ class TableEntries:
             CorruptData: A row is damaged.
         """
         names, layout = self._names[each.index_id], layout_of(self.definition)
-        for found in view.found(SCAN_ROWS, start):
+        for chunk in view.found(SCAN_ROWS, start):
             # Copied, since rows may lie in memory that the next ones are read into.
-            yield found.keys().moved(), codes_of(rows_found(layout, found, names).columns)
+            yield chunk.keys().moved(), codes_of(rows_found(layout, chunk, names).columns)
 
 
 class _Side:
@@ -176,8 +176,8 @@ def _unequal(one: pa.Array, other: pa.Array) -> np.ndarray:
     unequal = pc.not_equal(one, other)
     if unequal.null_count:
         unequal = pc.fill_null(unequal, pc.not_equal(one.is_null(), other.is_null()))
-    found: np.ndarray = unequal.to_numpy(zero_copy_only=False)
-    return found
+    flags: np.ndarray = unequal.to_numpy(zero_copy_only=False)
+    return flags
 
 
 def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
@@ -306,9 +306,9 @@ def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
             _add(counts, sums, id, list(group))
     records = view.entries_records()
     for id in counts.keys() | records.keys():
-        counted, found = records[id].entry_count if id in records else 0, counts.get(id, 0)
-        if counted != found:
-            yield f"secondary index {id} counts {counted} entries, but {found} are found"
+        counted, actual = records[id].entry_count if id in records else 0, counts.get(id, 0)
+        if counted != actual:
+            yield f"secondary index {id} counts {counted} entries, but {actual} are found"
     made = TableEntries(definition)
     for each in filter(lambda each: view.has_entries(each.index_id), definition.indexes):
         id = each.index_id

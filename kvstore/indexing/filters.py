@@ -102,14 +102,14 @@ def understood(filter: pc.Expression, schema: pa.Schema) -> Understood:
     Args:
         schema: Columns of the table.
     """
-    found = _read(filter, schema)
-    comparisons = found.comparisons if isinstance(found, _Part) else None
+    operand = _read(filter, schema)
+    comparisons = operand.comparisons if isinstance(operand, _Part) else None
     try:
         for each in comparisons or ():
             each.of(intake.empty(schema))
     except MISFITS:
         comparisons = None  # a type without an order
-    return Understood(list(_truth(found, schema).values()), comparisons)
+    return Understood(list(_truth(operand, schema).values()), comparisons)
 
 
 def has_nan(filter: pc.Expression) -> bool:
@@ -169,8 +169,8 @@ def _read(filter: pc.Expression, schema: pa.Schema) -> _Operand:
                 calls.append([])
                 options.append(None)
             case "end":
-                found = _known(text, calls.pop(), options.pop(), schema)
-                calls[-1].append(found)
+                operand = _known(text, calls.pop(), options.pop(), schema)
+                calls[-1].append(operand)
             case _:
                 return _UNKNOWN
     return calls[0][0]
@@ -208,12 +208,12 @@ def _truth(operand: _Operand, schema: pa.Schema) -> Known:
 
 
 def _all_of(*parts: _Operand) -> tuple[Comparison, ...] | None:
-    found: tuple[Comparison, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()
     for part in parts:
         if not isinstance(part, _Part) or part.comparisons is None:
             return None
-        found += part.comparisons
-    return found
+        comparisons += part.comparisons
+    return comparisons
 
 
 def _is_plain_set(values: pa.Array) -> bool:
@@ -240,11 +240,11 @@ def _one_of(name: str, values: pa.Array, schema: pa.Schema, function: str | None
     Args:
         function: Compares with them, if that is all that the part asks.
     """
-    found = _exact(values, _type_of(name, schema))
-    if found is None:
+    exact = _exact(values, _type_of(name, schema))
+    if exact is None:
         return _UNKNOWN
-    comparisons = function and (Comparison(name, function, found[0] if function == "equal" else found),)
-    return _Part({name: Condition(name, found.unique())}, comparisons or None)
+    comparisons = function and (Comparison(name, function, exact[0] if function == "equal" else exact),)
+    return _Part({name: Condition(name, exact.unique())}, comparisons or None)
 
 
 def _beginning(name: str, pattern: Any, schema: pa.Schema, *, is_like: bool) -> _Part:
@@ -262,10 +262,10 @@ def _beginning(name: str, pattern: Any, schema: pa.Schema, *, is_like: bool) -> 
 
 
 def _both(one: Known, other: Known) -> Known:
-    found = dict(one)
+    both = dict(one)
     for name, condition in other.items():
-        found[name] = condition if name not in found else _narrower(found[name], condition)
-    return found
+        both[name] = condition if name not in both else _narrower(both[name], condition)
+    return both
 
 
 def _narrower(one: Condition, other: Condition) -> Condition:
@@ -285,8 +285,8 @@ def _end(is_it: Any, one: pa.Scalar | None, other: pa.Scalar | None) -> pa.Scala
 
 
 def _either(one: Known, other: Known) -> Known:
-    found = {name: _wider(one[name], other[name]) for name in one if name in other}
-    return {name: condition for name, condition in found.items() if condition is not None}
+    wider = {name: _wider(one[name], other[name]) for name in one if name in other}
+    return {name: condition for name, condition in wider.items() if condition is not None}
 
 
 def _wider(one: Condition, other: Condition) -> Condition | None:
@@ -310,10 +310,10 @@ def _exact(values: pa.Array, kind: pa.DataType | None) -> pa.Array | None:
     if values.type != kind and not _are_alike(values.type, kind):
         return None
     try:
-        found = values.cast(kind)
+        cast = values.cast(kind)
         if pa.types.is_null(values.type):
-            return found
-        if found.type != values.type and not found.cast(values.type).equals(values):
+            return cast
+        if cast.type != values.type and not cast.cast(values.type).equals(values):
             return None
     except pa.ArrowException:
         return None
@@ -323,7 +323,7 @@ def _exact(values: pa.Array, kind: pa.DataType | None) -> pa.Array | None:
         there = values.cast(pa.float64(), safe=False).drop_null()
         if reduce(max, map(abs, there.to_pylist()), 0) >= 1 << bits:
             return None
-    return found
+    return cast
 
 
 def _are_alike(one: pa.DataType, other: pa.DataType) -> bool:

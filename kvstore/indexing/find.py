@@ -70,8 +70,8 @@ class Search:
 def searches(definition: TableDefinition, conditions: Sequence[Condition]) -> list[Search]:
     """Searches by the indexes that use some of the conditions; those that use most of them come first."""
     by_column = {each.column: each for each in conditions}
-    found = (_search(each, columns_of(definition, each), by_column) for each in definition.indexes)
-    return sorted(filter(None, found), key=lambda search: -search.columns)
+    possible = (_search(each, columns_of(definition, each), by_column) for each in definition.indexes)
+    return sorted(filter(None, possible), key=lambda search: -search.columns)
 
 
 def _search(index: SecondaryIndex, columns: Sequence[str], by_column: dict[str, Condition]) -> Search | None:
@@ -118,14 +118,14 @@ def named_rows(
     Raises:
         CorruptData: A row or an entry is damaged.
     """
-    found = [each for each in searches(definition, conditions) if view.has_entries(each.index.index_id)]
-    if not found:
+    usable = [each for each in searches(definition, conditions) if view.has_entries(each.index.index_id)]
+    if not usable:
         return None
     share = max(FEW_ROWS, view.state().row_count // SHARE_MAX)
     most = share if most is None else min(most, share)
-    limit = FEWEST_ROWS if len(found) > 1 else most
+    limit = FEWEST_ROWS if len(usable) > 1 else most
     while True:
-        for search in found:
+        for search in usable:
             keys = search.keys(view, NewerEntries(view.layers, definition, search.index), min(limit, most))
             if keys is not None:
                 return Named(search, BinaryColumn.from_list(sorted(keys)))

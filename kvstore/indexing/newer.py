@@ -69,8 +69,8 @@ def entries_of_layer(layer: Layer, definition: TableDefinition, index: Secondary
     if not len(places):
         return Run.of([], [])
     keys = keys.take(places)
-    found = FoundRows.of(keys, rows.take(places))
-    columns = rows_found(layout_of(definition), found, columns_of(definition, index)).columns
+    rows_of_layer = FoundRows.of(keys, rows.take(places))
+    columns = rows_found(layout_of(definition), rows_of_layer, columns_of(definition, index)).columns
     return Run(*entries_in_order(index.index_id, codes_of(columns), keys))
 
 

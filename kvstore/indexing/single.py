@@ -64,8 +64,8 @@ class SingleSearches:
 
     def serves(self, column: str, value: Any) -> bool:
         """Whether :meth:`find` may be asked for a value of a column."""
-        found = self._of_column.get(column)
-        return found is not None and type(value) is found[1]
+        kind = self._of_column.get(column)
+        return kind is not None and type(value) is kind[1]
 
     def find(self, view: View, column: str, value: Any) -> dict[str, Any] | Unknown | None:
         """The first row of a view, in key order, that has a value; None if there is none.
@@ -130,18 +130,18 @@ class SingleSearches:
                 keys = sorted(set(keys))
                 if len(keys) > FEW_KEYS:
                     return None
-            found = []
+            rows = []
             for key in keys:
                 for layer in layers:
                     if (row := layer.get(key)) is not None:
                         break
                 else:
                     row = transaction.get(key) or b""
-                found.append((key, row))
-            return found
+                rows.append((key, row))
+            return rows
 
-        found = memtable.at_once(look)
-        return UNKNOWN if found is None else self._decoded(found, column, value, most)
+        rows = memtable.at_once(look)
+        return UNKNOWN if rows is None else self._decoded(rows, column, value, most)
 
     def table_of(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Rows of :meth:`find_in`, if :attr:`makes_tables`."""
@@ -150,11 +150,11 @@ class SingleSearches:
         return pa.Table.from_batches([batch], self._definition.schema)
 
     def _decoded(
-        self, found: Sequence[tuple[bytes, bytes]], column: str, value: Any, most: int
+        self, pairs: Sequence[tuple[bytes, bytes]], column: str, value: Any, most: int
     ) -> list[dict[str, Any]] | Unknown:
         """The first of some rows, empty where there is none, that have a value."""
         rows: list[dict[str, Any]] = []
-        for key, row in found:
+        for key, row in pairs:
             if not row:
                 continue
             given = self._codec.key_of(key)

@@ -86,12 +86,12 @@ class UniqueIndexes:
         assert self._newer is not None
         newer = self._newer[each.index_id]
         ranges = ranges_of(each.index_id, codes)
-        found = set(NewerEntries(self._memtable.runs(), self._definition, each).keys(ranges))
+        named = set(NewerEntries(self._memtable.runs(), self._definition, each).keys(ranges))
         for code in codes:
-            found.update(newer.get(code, ()))
+            named.update(newer.get(code, ()))
         with self._memtable.index.view() as view:
-            found.update(row_keys_of(list(view.entries(ranges))))
-        return found
+            named.update(row_keys_of(list(view.entries(ranges))))
+        return named
 
     def note(self, rows: Mapping[bytes, bytes]) -> None:
         """Note which values rows have that are stored now."""
@@ -109,8 +109,8 @@ class UniqueIndexes:
 def violation(definition: TableDefinition, index: SecondaryIndex, key: bytes, row: bytes) -> UniqueViolation:
     """The error about a row that has values which another row was to have, too."""
     pair = BinaryColumn.from_list([key]), BinaryColumn.from_list([row])
-    found = layout_of(definition).decode_found(*pair)[0]
-    [values] = rows_of(found, found.schema)
+    row_batch = layout_of(definition).decode_found(*pair)[0]
+    [values] = rows_of(row_batch, row_batch.schema)
 
     def of(names: Sequence[str]) -> Any:
         return values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
@@ -191,11 +191,11 @@ def codes_of_rows(
         return
     names = columns_of(definition, index)
     columns = BinaryColumn.from_list(list(rows)), BinaryColumn.from_list(list(rows.values()))
-    found: pa.RecordBatch = layout_of(definition).decode_found(*columns, names)[0]
+    columns_of_rows: pa.RecordBatch = layout_of(definition).decode_found(*columns, names)[0]
     has_null = [False] * len(rows)
-    for column in found.columns:
+    for column in columns_of_rows.columns:
         if column.null_count:
             has_null = [known or null for known, null in zip(has_null, column.is_null().to_pylist(), strict=True)]
-    for key, code, null in zip(rows, codes_of(found.columns).to_list(), has_null, strict=True):
+    for key, code, null in zip(rows, codes_of(columns_of_rows.columns).to_list(), has_null, strict=True):
         if not null:
             yield key, code

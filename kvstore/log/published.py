@@ -109,11 +109,11 @@ class EndReader:
 
     def _decoded(self, data: bytes) -> PublishedEnd | None:
         for _ in range(_LOOKS):
-            found = decode(data)
-            if found is not None or data in (b"", VOID):
+            end = decode(data)
+            if end is not None or data in (b"", VOID):
                 break
             data = self._read()  # it was being written
-        if found is None:
+        if end is None:
             return None
-        is_own = LogIdentity(found.store_id, found.table_id, found.bucket_id) == self._identity
-        return found if is_own else None
+        is_own = LogIdentity(end.store_id, end.table_id, end.bucket_id) == self._identity
+        return end if is_own else None

@@ -173,9 +173,9 @@ def _repair_sparse_index(directory: Path, log: LogFiles, end: LogEnd, files: Fil
     entries = [entry for entry in log.segment(end.base).sparse_index() if entry.position < end.position]
     start = entries[-1].offset if entries else end.base
     with suppress(CorruptBatch):
-        for found in log.batches(start, end.offset):
-            if sparse_index.is_due(found.position, entries[-1].position if entries else None):
-                entries.append(Entry(found.header.base_offset, found.header.commit_timestamp, found.position))
+        for batch in log.batches(start, end.offset):
+            if sparse_index.is_due(batch.position, entries[-1].position if entries else None):
+                entries.append(Entry(batch.header.base_offset, batch.header.commit_timestamp, batch.position))
     path, encoded = paths.sparse_index_file(directory, end.base), sparse_index.encode(entries)
     try:
         is_right = read_file(path, bytes_max=len(encoded)) == encoded

@@ -124,6 +124,6 @@ def _sizes(log: LogFiles, bases: Sequence[Offset], end: LogEnd) -> Iterator[int]
 def _last_timestamp(log: LogFiles, base: Offset, following: Offset) -> int:
     entries = [entry.offset for entry in log.segment(base).sparse_index() if base <= entry.offset < following]
     last = 0
-    for found in log.batches(entries[-1] if entries else base, following):
-        last = found.header.commit_timestamp
+    for batch in log.batches(entries[-1] if entries else base, following):
+        last = batch.header.commit_timestamp
     return last

@@ -269,8 +269,8 @@ class LogFiles:
             CorruptBatch: There are no segments.
             NotAStore: The path is not a directory.
         """
-        found = map(paths.segment_base, self._files.names_in(self._directory))
-        self._bases = sorted(base for base in found if base is not None)
+        names = map(paths.segment_base, self._files.names_in(self._directory))
+        self._bases = sorted(base for base in names if base is not None)
         if not self._bases:
             self._files.verify()
             raise CorruptBatch("The log of a bucket is missing; restore it from a copy.", path=self._directory)
@@ -287,12 +287,12 @@ class LogFiles:
             OffsetOutOfRange: The segment was removed.
             CorruptBatch: The segment is missing, or its head is damaged.
         """
-        found = self._open.pop(base, None) or self._opened(base)
-        self._open[base] = found
+        segment = self._open.pop(base, None) or self._opened(base)
+        self._open[base] = segment
         if len(self._open) > _OPEN_MAX:
             # Each map holds a descriptor until the last batch that is a view of it is gone.
             del self._open[next(iter(self._open))]
-        return found
+        return segment
 
     def _opened(self, base: Offset) -> Segment:
         try:
@@ -364,8 +364,8 @@ class LogFiles:
         base = self._base_of(offset)
         expected, position = self._near(base, offset)
         place = LogEnd(base, position, expected)
-        for found in self._batches(place, expected, offset, counts_only=True):
-            place = found.after
+        for batch in self._batches(place, expected, offset, counts_only=True):
+            place = batch.after
         if place.offset != offset:
             raise CorruptBatch("No batch of a log begins where it should; run `kvstore check`.", offset=offset)
         return place
@@ -375,19 +375,19 @@ class LogFiles:
         while expected < end:
             if end == OFFSET_MAX:
                 self._look(base, position, expected)
-            found, base = self._next(base, position, expected, counts_only)
-            expected, position = found.header.next_offset, found.end
+            batch, base = self._next(base, position, expected, counts_only)
+            expected, position = batch.header.next_offset, batch.end
             self._reached = LogEnd(base, position, expected)
             if expected > start:
-                yield found
+                yield batch
 
     def first_at_or_after(self, timestamp: int, end: Offset) -> Offset:
         """Base offset of the first batch not older than a time (ms); ``end`` if all are."""
         start = self.start()
         back = min(max(start, self.back_offset()), end)
-        for found in self.batches(start, back):  # timestamps do not rise there, so nothing can be left out
-            if found.header.commit_timestamp >= timestamp:
-                return found.header.base_offset
+        for batch in self.batches(start, back):  # timestamps do not rise there, so nothing can be left out
+            if batch.header.commit_timestamp >= timestamp:
+                return batch.header.base_offset
         if back >= end:
             return end
         base = self._base_of(back)
@@ -398,9 +398,9 @@ class LogFiles:
             base = candidate
         entries = [entry for entry in self.segment(base).sparse_index() if entry.offset >= back]
         entry = sparse_index.before_time(entries, timestamp)
-        for found in self.batches(entry.offset if entry else max(base, back), end):
-            if found.header.commit_timestamp >= timestamp:
-                return found.header.base_offset
+        for batch in self.batches(entry.offset if entry else max(base, back), end):
+            if batch.header.commit_timestamp >= timestamp:
+                return batch.header.base_offset
         return end
 
     def first_counted_after(self, counted_ms: int, end: Offset) -> Offset:
@@ -410,14 +410,14 @@ class LogFiles:
         low, high = 0, len(marks)
         while low < high:
             middle = (low + high) // 2
-            found = self.marked(marks[middle])
-            if found is None or found.header.counted_ms > counted_ms:
+            batch = self.marked(marks[middle])
+            if batch is None or batch.header.counted_ms > counted_ms:
                 high = middle
             else:
                 low = middle + 1
-        for found in self.batches(marks[low - 1].offset if low else start, end):
-            if found.header.counted_ms > counted_ms:
-                return found.header.base_offset
+        for batch in self.batches(marks[low - 1].offset if low else start, end):
+            if batch.header.counted_ms > counted_ms:
+                return batch.header.base_offset
         return end
 
     def commit_end(self, start: Offset, end: Offset, records: int) -> Offset:
@@ -567,8 +567,8 @@ class KnownEnd:
             start = log.start()
             path, position = paths.segment_file(self._directory, start), Position(HEAD_BYTES)
             with suppress(CorruptBatch):  # at the end of the log, or at half a batch
-                for found in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
-                    end, path, position = found.header.next_offset, found.path, found.end
+                for batch in log.batches(max(Offset(offset - 1), start), OFFSET_MAX):
+                    end, path, position = batch.header.next_offset, batch.path, batch.end
             version = self._version(path)
             if end == offset and version is not None:
                 # Another file that has the batch at the offset is named after it.

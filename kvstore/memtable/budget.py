@@ -70,7 +70,7 @@ class Budget:
         """How large the memtables of each table are, in bytes."""
         with self._lock:
             listed = list(self._sizes.items())
-        found: dict[TableId, int] = {}
+        size_of: dict[TableId, int] = {}
         for (table, _), size in listed:
-            found[table] = found.get(table, 0) + size
-        return found
+            size_of[table] = size_of.get(table, 0) + size
+        return size_of

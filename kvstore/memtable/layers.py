@@ -73,15 +73,15 @@ class Layers(Generic[K, V]):
 
     def newest(self, keys: Sequence[K]) -> list[V | None] | None:
         """The value of each key, None if there is none; None if no key has one."""
-        found: list[V | None] | None = None
+        newest: list[V | None] | None = None
         for each in self.dicts:
             values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(list(keys))
             if values.count(None) < len(values):
-                if found is None:
-                    found = values
+                if newest is None:
+                    newest = values
                 else:
-                    found = [old if new is None else new for new, old in zip(found, values, strict=True)]
-        return found
+                    newest = [old if new is None else new for new, old in zip(newest, values, strict=True)]
+        return newest
 
     def all(self) -> dict[K, V]:
         """The value of every key; not to be changed."""

@@ -212,9 +212,9 @@ class Memtable:
 
         while True:
             start = self.published.start
-            found = self.index.environment.at_once(within)
-            if found is not None:
-                return found[0]
+            result = self.index.environment.at_once(within)
+            if result is not None:
+                return result[0]
 
     def first_at_once(self, look: Callable[[First], T]) -> T:
         """What a function finds, soon, that is given :meth:`View.first` of everything that is published.
@@ -251,10 +251,10 @@ class Memtable:
         Raises:
             CorruptData: A page of the index is damaged.
         """
-        found = self.stored(keys)
-        if isinstance(found, tuple):
-            return found
-        column = BinaryColumn.from_list(found)
+        rows = self.stored(keys)
+        if isinstance(rows, tuple):
+            return rows
+        column = BinaryColumn.from_list(rows)
         return column.lengths, column.without_empty()
 
     def stored(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn] | list[bytes]:
@@ -262,10 +262,10 @@ class Memtable:
         layers, are_many = self._layers(), len(keys) > FEW_KEYS
         runs: list[Run] = [each for each in layers if isinstance(each, Run)]
         if are_many and len(runs) == len(layers):
-            there, found = found_over(runs, keys, *self.index.find(keys))
+            there, rows_there = found_over(runs, keys, *self.index.find(keys))
             lengths = np.zeros(len(keys), np.int64)
-            lengths[there] = found.lengths
-            return lengths, found
+            lengths[there] = rows_there.lengths
+            return lengths, rows_there
         names = keys.to_list()
         rows = Layers(layers).newest(names)
         if are_many and rows and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
@@ -288,18 +288,18 @@ class Memtable:
     def _completed(self, keys: Sequence[bytes], rows: list[bytes | None] | None) -> list[bytes]:
         """The rows of keys, of which the index has those that are None, or all if there are no rows."""
         missing = keys if rows is None else [key for key, row in zip(keys, rows, strict=True) if row is None]
-        found: list[bytes] = []
+        stored: list[bytes] = []
         if missing:
             is_few = len(missing) <= FEW_KEYS
-            found = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
+            stored = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
         if rows is None:
-            return found
-        others = iter(found)
+            return stored
+        others = iter(stored)
         return [next(others) if row is None else row for row in rows]
 
     def _in_index(self, keys: BinaryColumn) -> list[bytes]:
-        there, found = self.index.find(keys)
-        rows = iter(found.to_list())
+        there, stored = self.index.find(keys)
+        rows = iter(stored.to_list())
         return [next(rows) if is_there else b"" for is_there in there.tolist()]
 
     def newer(self) -> dict[bytes, bytes]:

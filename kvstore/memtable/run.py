@@ -123,12 +123,12 @@ class Run:
         """The row of each key; see :meth:`get`."""
         if len(keys) < FEW_KEYS:
             return list(map(self.get, keys))
-        found: list[bytes | None] = [None] * len(keys)
+        rows: list[bytes | None] = [None] * len(keys)
         places = self.places_of(BinaryColumn.from_list(keys))
         there = np.flatnonzero(places >= 0)
         for place, row in zip(there.tolist(), self.rows.take(places[there]).to_list(), strict=True):
-            found[place] = row
-        return found
+            rows[place] = row
+        return rows
 
     def places_of(self, keys: BinaryColumn) -> np.ndarray:
         """The place of each key, -1 if it is not in the run: int64 ``(n,)``."""

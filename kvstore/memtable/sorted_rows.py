@@ -31,13 +31,13 @@ class RowLayers(Layers[bytes, bytes]):
 
     def in_order(self) -> list[tuple[Run | dict[bytes, bytes], Sequence[bytes] | BinaryColumn]]:
         """The layers, which change no more, each with its keys in order."""
-        found = []
+        ordered = []
         for layer, made in zip(cast("tuple[Run | dict[bytes, bytes], ...]", self.dicts), self.made, strict=True):
             keys = made.get(_IN_ORDER)
             if keys is None:
                 keys = made[_IN_ORDER] = layer.keys if isinstance(layer, Run) else sorted(layer)
-            found.append((layer, keys))
-        return found
+            ordered.append((layer, keys))
+        return ordered
 
 
 class SortedRows:

@@ -114,7 +114,7 @@ class NewerView(View):
     ) -> tuple[list[tuple[bytes, bytes]], bool]:
         """See :meth:`View.first`."""
         layers = self._rows.in_order()
-        found: list[tuple[bytes, bytes]] = []
+        chosen: list[tuple[bytes, bytes]] = []
         step = most
         while True:
             pairs, is_all = self._tree.first(step, start, stop, reverse=reverse)
@@ -131,14 +131,14 @@ class NewerView(View):
                 else:
                     newer.update((key, layer[key]) for key in cast("list[bytes]", keys)[low:high])
             if not newer:
-                found += pairs
-                return found[:most], is_all and len(found) <= most
+                chosen += pairs
+                return chosen[:most], is_all and len(chosen) <= most
             end = (max if reverse else min)(ends, default=None)
             both = dict(pairs) | newer
             known = both if end is None else [key for key in both if (key >= end if reverse else key <= end)]
-            found += ((key, row) for key in sorted(known, reverse=reverse) if (row := both[key]))
-            if end is None or len(found) >= most or sum(len(row) for _, row in found) > FEW_BYTES:
-                return found[:most], end is None and len(found) <= most
+            chosen += ((key, row) for key in sorted(known, reverse=reverse) if (row := both[key]))
+            if end is None or len(chosen) >= most or sum(len(row) for _, row in chosen) > FEW_BYTES:
+                return chosen[:most], end is None and len(chosen) <= most
             start, stop = (start, end) if reverse else (end + b"\0", stop)
             step *= _STEP_GROWS  # most of what was read was deleted
 

@@ -153,7 +153,7 @@ def milliseconds(time: dt.datetime) -> int:
 
 
 def changes_between(
-    found: Iterable[FoundBatch],
+    batches: Iterable[FoundBatch],
     definition: TableDefinition,
     bucket: BucketId,
     start: Offset,
@@ -176,7 +176,7 @@ def changes_between(
     """
     schema = changelog_schema(definition, columns)
     if selection is not None:
-        return _gathered(_selected(found, definition, bucket, schema, start, end, selection))
+        return _gathered(_selected(batches, definition, bucket, schema, start, end, selection))
 
     def changes_in(each: FoundBatch) -> tuple[pa.RecordBatch, int]:
         part = _part(each, definition, schema.names, (), start, end, whole_updates=whole_updates, validate=validate)
@@ -185,7 +185,7 @@ def changes_between(
         about = About(bucket, offsets, part.kinds, each.header.commit_timestamp, base)
         return _arranged(part.rows, schema, count, about), part.size
 
-    return _gathered(map(changes_in, found))
+    return _gathered(map(changes_in, batches))
 
 
 def _gathered(batches: Iterable[tuple[pa.RecordBatch, int]]) -> Iterator[pa.RecordBatch]:
@@ -222,7 +222,7 @@ def inserts_of(
 
 
 def _decoded(
-    found: FoundBatch,
+    logged: FoundBatch,
     definition: TableDefinition,
     columns: Sequence[str],
     *,
@@ -234,10 +234,10 @@ def _decoded(
     Args:
         more: Columns that it has, too, if they need not be decompressed.
     """
-    header = found.header
+    header = logged.header
     written = definition.schema_of(header.schema_id)
     # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
-    data = found.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(found.data))
+    data = logged.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(logged.data))
     its_names = written.names
     known = set(its_names)
     names = [name for name in columns if name in known]
@@ -284,7 +284,7 @@ class _Reading(NamedTuple):
 
 
 def _selected(
-    found: Iterable[FoundBatch],
+    batches: Iterable[FoundBatch],
     definition: TableDefinition,
     bucket: BucketId,
     schema: pa.Schema,
@@ -298,7 +298,7 @@ def _selected(
     more = [name for name in returned.names if name not in looked_at.names]
     parts: list[_Part] = []
     records = size = 0
-    for each in found:
+    for each in batches:
         part = _part(each, definition, looked_at.names, more, start, end, whole_updates=True)
         parts.append(part)
         records, size = records + len(part.kinds), size + part.size
@@ -310,7 +310,7 @@ def _selected(
 
 
 def _part(
-    found: FoundBatch,
+    logged: FoundBatch,
     definition: TableDefinition,
     columns: Sequence[str],
     more: Sequence[str],
@@ -321,13 +321,13 @@ def _part(
     validate: bool = False,
 ) -> _Part:
     """The changes of a batch in a range of offsets; see :func:`changes_between`, and :func:`_decoded` for columns."""
-    header = found.header
-    batch = _decoded(found, definition, columns, validate=validate, more=more)
+    header = logged.header
+    batch = _decoded(logged, definition, columns, validate=validate, more=more)
     first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
     if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
         first -= 1
     kinds = batch.change_types[first : max(first, last)]
-    return _Part(found, first, kinds, batch.rows.slice(first, len(kinds)))
+    return _Part(logged, first, kinds, batch.rows.slice(first, len(kinds)))
 
 
 def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -45,9 +45,9 @@ def parse_filter(text: str | None, schema: pa.Schema) -> pc.Expression | None:
         return None
     if not isinstance(text, str):
         raise InvalidRequest("A condition is a text, such as \"n > 3 and name = 'x'\".", given=shown(text))
-    found = _Parser(text, schema).whole()
-    check_filter(found, schema)
-    return found
+    expression = _Parser(text, schema).whole()
+    check_filter(expression, schema)
+    return expression
 
 
 class _Parser:
@@ -61,16 +61,16 @@ class _Parser:
         self._depth = 0
         place = 0
         while text[place:].strip():
-            found = _TOKEN.match(text, place)
-            if found is None:
+            match = _TOKEN.match(text, place)
+            if match is None:
                 place += len(text[place:]) - len(text[place:].lstrip())
                 self._refuse(place, "This can't be read")
-            kind = found.lastgroup or ""
-            value, start = found[kind], found.start(kind)
+            kind = match.lastgroup or ""
+            value, start = match[kind], match.start(kind)
             if kind == "word" and value.lower() in _KEYWORDS:
                 kind, value = "keyword", value.lower()
             self._tokens.append((kind, value, start))
-            place = found.end()
+            place = match.end()
 
     def whole(self) -> pc.Expression:
         condition = self._any()
@@ -166,7 +166,7 @@ class _Parser:
         elif is_text:
             self._refuse(place, f"Column {column.name} is {column.type}, so the value goes in single quotes")
         try:
-            (found,) = from_text(pa.array([word], pa.string()), column.type)
+            (value,) = from_text(pa.array([word], pa.string()), column.type)
         except (*MISFITS, SchemaMismatch) as error:
             raise InvalidRequest(
                 "A value of the condition does not fit its column.",
@@ -176,7 +176,7 @@ class _Parser:
                 reason=str(error).partition("\n")[0],
             ) from error
         self._next += 1
-        return found
+        return value
 
     def _token(self) -> tuple[str, str, int]:
         return self._tokens[self._next] if self._next < len(self._tokens) else ("end", "", len(self._text))
@@ -185,9 +185,9 @@ class _Parser:
         return self._token()[2]
 
     def _takes(self, kind: str, word: str) -> bool:
-        found = self._token()[:2] == (kind, word)
-        self._next += found
-        return found
+        is_taken = self._token()[:2] == (kind, word)
+        self._next += is_taken
+        return is_taken
 
     def _expect(self, kind: str, word: str) -> None:
         if not self._takes(kind, word):

@@ -66,14 +66,14 @@ class Span:
 
     def of(self, log: LogReads, start: Offset, end: Offset) -> Iterator[FoundBatch]:
         """Batches of the log that contain offsets from ``start`` to ``end`` and are within the range's times."""
-        found = log.batches(start, end)
+        batches = log.batches(start, end)
         since, until = self.since, self.until
         # Commit timestamps never decrease within a log.
         if since is not None:
-            found = dropwhile(lambda each: each.header.commit_timestamp < since, found)
+            batches = dropwhile(lambda each: each.header.commit_timestamp < since, batches)
         if until is not None:
-            found = takewhile(lambda each: each.header.commit_timestamp < until, found)
-        return found
+            batches = takewhile(lambda each: each.header.commit_timestamp < until, batches)
+        return batches
 
 
 def range_between(start: Start, end: End, log: LogReads, now: Offset) -> tuple[Offset, Offset]:
@@ -167,9 +167,9 @@ class ChangeReader:
             end = now if span.end is None else min(now, span.end)
             definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
             if place < end:
-                found = span.of(log, place, end)
+                batches = span.of(log, place, end)
                 yield from changes_between(
-                    *(found, definition, state.bucket_id, place, end, self.columns),
+                    *(batches, definition, state.bucket_id, place, end, self.columns),
                     whole_updates=self.whole_updates,
                     selection=self.selection,
                 )
@@ -261,14 +261,14 @@ def polled(readers: Sequence[Iterator[pa.RecordBatch | None]]) -> Iterator[pa.Re
     """Batches of several readers, one after another; None after each round in which all of them wait."""
     asked = list(readers)
     while asked:
-        found = False
+        any_came = False
         for reader in list(asked):
             for batch in reader:
                 if batch is None:
                     break
-                found = True
+                any_came = True
                 yield batch
             else:
                 asked.remove(reader)
-        if asked and not found:
+        if asked and not any_came:
             yield None

@@ -46,9 +46,9 @@ def rows_of_keys(
     there = np.zeros(len(encoded), bool)
     there[places] = True
     fields = [field.with_nullable(field.name not in layout.key_names) for field in definition.schema]
-    found = pa.field(FOUND, pa.bool_(), False)
+    flag = pa.field(FOUND, pa.bool_(), False)
     ordered = [columns[name] for name in definition.schema.names]
-    return pa.Table.from_arrays([*ordered, pa.array(there)], schema=pa.schema([*fields, found]))
+    return pa.Table.from_arrays([*ordered, pa.array(there)], schema=pa.schema([*fields, flag]))
 
 
 def _columns(
@@ -100,9 +100,9 @@ class SingleReads:
             value = (self._only or self._handles[known[2](key, code)]).value(code)
             if value is None:
                 return None
-            found = codec.decode(key, code, value)
-            if found is not None:
-                return found
+            decoded = codec.decode(key, code, value)
+            if decoded is not None:
+                return decoded
             # Another process has added a column since, or Python lacks a value: the latter is an error below.
         definition = self._current()
         key_rows = intake.key_rows([key], layout_of(definition).key_schema)

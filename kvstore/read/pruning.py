@@ -69,8 +69,8 @@ def ranges_where(
             whole = KeyRange() if beyond else KeyRange(bounds[0], bounds[1] + b"\0")
             return [each for each in (common(each, whole) for each in keys.ranges) if each is not None]
     ranges = [bounds] if view.leaves is None else _pages_where(view.leaves, bounds, definition, filter)
-    found = [KeyRange(first, last + b"\0") for first, last in _joined(sorted(ranges))]
-    return _with_outside(found, bounds, definition, filter) if beyond else found
+    kept = [KeyRange(first, last + b"\0") for first, last in _joined(sorted(ranges))]
+    return _with_outside(kept, bounds, definition, filter) if beyond else kept
 
 
 def _pages_where(
@@ -124,8 +124,10 @@ def offsets_where(
     }
 
     def moment(place: int) -> _Moment | None:
-        if place not in known and (found := log.marked(marks[place - 1])) is not None:
-            known[place] = _Moment(found.header.base_offset, found.header.base_offset, found.header.commit_timestamp)
+        if place not in known and (header_there := log.marked(marks[place - 1])) is not None:
+            known[place] = _Moment(
+                header_there.header.base_offset, header_there.header.base_offset, header_there.header.commit_timestamp
+            )
         return known.get(place)
 
     def possible(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -174,7 +176,7 @@ def _guarantee(bucket: BucketId, first: _Moment, last: _Moment, back: Offset) ->
 
 
 def _with_outside(
-    found: list[KeyRange], bounds: tuple[bytes, bytes], definition: TableDefinition, filter: pc.Expression
+    within: list[KeyRange], bounds: tuple[bytes, bytes], definition: TableDefinition, filter: pc.Expression
 ) -> list[KeyRange]:
     """Adds the ranges before the first key and after the last, if the filter can be true there."""
     layout = layout_of(definition)
@@ -183,7 +185,7 @@ def _with_outside(
     outside = possible_places([field <= low, field >= high], definition.schema, filter)
     before = [KeyRange(stop=bounds[0])] if 0 in outside else []
     after = [KeyRange(bounds[1] + b"\0")] if 1 in outside else []
-    return [*before, *found, *after]
+    return [*before, *within, *after]
 
 
 def _possible(ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition, filter: pc.Expression) -> list[bool]:

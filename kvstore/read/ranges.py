@@ -162,8 +162,8 @@ def sought(definition: TableDefinition, conditions: Sequence[Condition]) -> Soug
 
 def _codes(layout: TableLayout, values: pa.Array) -> list[bytes]:
     """Codes of values of a key's column, sorted, each once; no key has a null."""
-    found = layout.keys.encode_prefix([values.drop_null()]).to_list()
-    return sorted({code[len(ROW) :] for code in found})
+    codes = layout.keys.encode_prefix([values.drop_null()]).to_list()
+    return sorted({code[len(ROW) :] for code in codes})
 
 
 def prefix_row(prefix: Any, key_schema: pa.Schema, argument: str = "prefix") -> pa.RecordBatch:

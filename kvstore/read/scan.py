@@ -61,8 +61,8 @@ def split_keys(view: View, ranges: Sequence[KeyRange], parts: int) -> list[tuple
         high = min(high, ranges[-1].stop)
     inner = evenly_between(low, high, parts) if low < high else []
     cut = [KeyRange(start, stop) for start, stop in zip([ROW, *inner], [*inner, None], strict=True)]
-    found = [tuple(filter(None, (common(each, part) for each in ranges))) for part in cut]
-    return [part for part in found if part]
+    divided = [tuple(filter(None, (common(each, part) for each in ranges))) for part in cut]
+    return [part for part in divided if part]
 
 
 def bytes_within(view: View, ranges: Iterable[KeyRange]) -> int:
@@ -138,8 +138,8 @@ def rows_now(
     """
     layout = layout_of(definition)
     within = keys or KeyRange()
-    for found in view.found(batch_rows, within.start, within.stop, reverse=reverse):
-        rows = rows_found(layout, found, columns)
+    for chunk in view.found(batch_rows, within.start, within.stop, reverse=reverse):
+        rows = rows_found(layout, chunk, columns)
         yield backwards(rows) if reverse else rows
 
 
@@ -237,12 +237,12 @@ def rows_of_keys(
     for start in reversed(starts) if reverse else starts:
         some = keys.slice(start, min(start + batch_rows, len(keys)))
         there, values = view.find(some)
-        found = some.take(np.flatnonzero(there))
+        keys_there = some.take(np.flatnonzero(there))
         rows = intake.empty(layout.columns(columns))
-        if len(found):
-            rows = rows_found(layout, FoundRows.of(found, values), columns)
+        if len(keys_there):
+            rows = rows_found(layout, FoundRows.of(keys_there, values), columns)
         if undone is not None:
-            rows = _replaced(rows, found, undone.between(some[0], some[-1] + b"\0"))
+            rows = _replaced(rows, keys_there, undone.between(some[0], some[-1] + b"\0"))
         if rows.num_rows:
             yield backwards(rows) if reverse else rows
 
@@ -359,8 +359,8 @@ def _rows_undone(
     reverse: bool,
 ) -> Iterator[pa.RecordBatch]:
     layout, left = layout_of(definition), undone.between(within.start, within.stop)
-    for found in view.found(batch_rows, within.start, within.stop, reverse=reverse):
-        rows, keys = rows_found(layout, found, names), found.keys()
+    for chunk in view.found(batch_rows, within.start, within.stop, reverse=reverse):
+        rows, keys = rows_found(layout, chunk, names), chunk.keys()
         if reverse:
             some, left = left.between(keys[0], None), left.between(ROW, keys[0])
             yield backwards(_replaced(rows, keys, some))

@@ -86,9 +86,9 @@ class Splits:
             CorruptBatch: The header of a batch is damaged; damage elsewhere is found only when the batch is read.
         """
         count, first, last = 0, None, None
-        for found in self.log.batches(start, end, counts_only=True):
-            base = found.header.base_offset
-            begin, stop = max(start, base), min(end, Offset(base + found.header.record_count))
+        for batch in self.log.batches(start, end, counts_only=True):
+            base = batch.header.base_offset
+            begin, stop = max(start, base), min(end, Offset(base + batch.header.record_count))
             if begin < stop:
                 count += stop - begin
                 first, last = begin if first is None else first, Offset(stop - 1)

@@ -295,5 +295,5 @@ def bytes_of(operations: Several[Operation]) -> int:
 
 
 def _complete(operations: list[Operation | None]) -> list[Operation] | None:
-    found = [each for each in operations if each is not None]
-    return found if len(found) == len(operations) and bytes_of(found) <= BYTES_MAX else None
+    complete = [each for each in operations if each is not None]
+    return complete if len(complete) == len(operations) and bytes_of(complete) <= BYTES_MAX else None

@@ -25,16 +25,16 @@ def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
     Raises:
         KeyTooLarge: See :class:`logformat.rows.keys.KeyCodec`.
     """
-    found = _natively_grouped(layout, rows)
-    return group(layout.encode_keys(rows)) if found is None else found
+    grouping = _natively_grouped(layout, rows)
+    return group(layout.encode_keys(rows)) if grouping is None else grouping
 
 
 def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | None:
     kernel, table = library.kernel(), layout.flat
     if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
         return None
-    found = writes.group(kernel, table, rows, bytes_of(rows))
-    return None if found is None else Grouping(*found)
+    grouping = writes.group(kernel, table, rows, bytes_of(rows))
+    return None if grouping is None else Grouping(*grouping)
 
 
 def encoded_rows(

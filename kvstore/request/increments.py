@@ -83,10 +83,10 @@ class Amounts:
         amount = self.of[name]
         if isinstance(amount, Decimal):
             return _EXACT.add(value, amount)
-        found = value + amount
-        if isinstance(found, float) and not isfinite(found) and isfinite(value):
+        total = value + amount
+        if isinstance(total, float) and not isfinite(total) and isfinite(value):
             raise self.overflow(name, value)
-        return found
+        return total
 
     def overflow(self, name: str, value: Any) -> InvalidRequest:
         """The error for a sum that its column can't have."""
@@ -198,8 +198,8 @@ class Incremented:
         wanted = schema_given(definition, definition.schema, None)
         return Changes.upserts(intake.conform(after.select(wanted.names), wanted))
 
-    def _check_finite(self, name: str, value: Any, found: Any) -> None:
-        if isinstance(found, float) and not isfinite(found) and isfinite(value):
+    def _check_finite(self, name: str, value: Any, total: Any) -> None:
+        if isinstance(total, float) and not isfinite(total) and isfinite(value):
             raise self._amounts.overflow(name, value)
 
     def small(self) -> tuple[BucketId, SmallConditional] | None:
@@ -208,12 +208,12 @@ class Incremented:
         if writes is None or writes.keeps_first:
             return None
         key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
-        found = writes.rows.delete(key)
+        operation_key = writes.rows.delete(key)
         numbers = [(name, at) for name in self._amounts.of if (at := _number_at(writes, name)) is not None]
         if (
-            found is None
+            operation_key is None
             or len(numbers) < len(self._amounts.of)
-            or (type(self._key) is dict and len(self._key) != len(found.key))
+            or (type(self._key) is dict and len(self._key) != len(operation_key.key))
         ):
             return None
         first = None if self._first is None else writes.upserts(self._first, 1)
@@ -225,12 +225,12 @@ class Incremented:
             operation = None if first is None else first[0]
             if stored is not None:
                 sums = [(at[0], self._sum_at(name, at, stored)) for name, at in numbers]
-                operation = writes.rows.changed(found.code, found.key, stored, sums)
+                operation = writes.rows.changed(operation_key.code, operation_key.key, stored, sums)
             self._stored = operation
             return None if operation is None else [operation]
 
-        return writes.bucket_of(found.key), SmallConditional(
-            keys=[found.code],
+        return writes.bucket_of(operation_key.key), SmallConditional(
+            keys=[operation_key.code],
             decide=self.decide,
             definition=self._definition,
             operations_on=operations_on,

@@ -35,7 +35,7 @@ def native_columns(
     return _decoded(layout, Places.of(keys), Places(values.flat, starts, ends), names)
 
 
-def rows_found(layout: TableLayout, found: FoundRows, names: Sequence[str] | None = None) -> pa.RecordBatch:
+def rows_found(layout: TableLayout, stored: FoundRows, names: Sequence[str] | None = None) -> pa.RecordBatch:
     """Rows that a scan has found, in the current schema.
 
     Args:
@@ -48,13 +48,15 @@ def rows_found(layout: TableLayout, found: FoundRows, names: Sequence[str] | Non
     of_key = set(layout.key_names)
     others = [name for name in schema.names if name not in of_key]
     # An empty value would be a row that is not there; a row that a scan has found is damaged then.
-    is_whole = bool(found.value_places.lengths.all())
-    columns = _decoded(layout, found.key_places, found.value_places, others) if is_whole else None
+    is_whole = bool(stored.value_places.lengths.all())
+    columns = _decoded(layout, stored.key_places, stored.value_places, others) if is_whole else None
     if columns is None:
-        return layout.decode_found(found.keys(), found.values(), names)[0]
+        return layout.decode_found(stored.keys(), stored.values(), names)[0]
     decoded = iter(columns)
     keys = (
-        dict(zip(layout.key_names, layout.keys.decode(found.keys()), strict=True)) if of_key & set(schema.names) else {}
+        dict(zip(layout.key_names, layout.keys.decode(stored.keys()), strict=True))
+        if of_key & set(schema.names)
+        else {}
     )
     return pa.RecordBatch.from_arrays(
         [keys[name] if name in keys else next(decoded) for name in schema.names], schema=schema
@@ -69,9 +71,9 @@ def rows_of_pairs(
 
     if library.kernel() is not None:
         known = few_rows_of(layout, _schema_of(pairs[0][1]), None if names is None else tuple(names))
-        found = None if known is None else known.decode(pairs)
-        if found is not None:
-            return found
+        batch = None if known is None else known.decode(pairs)
+        if batch is not None:
+            return batch
     keys, values = zip(*pairs, strict=True)
     return rows_found(layout, FoundRows.of(BinaryColumn.from_list(keys), BinaryColumn.from_list(values)), names)
 
@@ -85,10 +87,10 @@ def _decoded(layout: TableLayout, keys: Places, values: Places, names: Sequence[
     if kernel is None:
         return None
     written = verified_schema(kernel, values, keys)
-    found = None if written is None else _shape(layout, SchemaId(written))
-    if found is None:
+    shape_of = None if written is None else _shape(layout, SchemaId(written))
+    if shape_of is None:
         return None
-    columns_of, shape = found
+    columns_of, shape = shape_of
     columns = decode(kernel, values, shape, [columns_of[name] for name in names if name in columns_of])
     if columns is None or len(columns) == len(names):
         return columns
@@ -106,10 +108,10 @@ def few_rows_of(layout: TableLayout, schema_id: SchemaId, names: tuple[str, ...]
     from kvstore.kernel.few import FewRows
     from kvstore.kernel.library import few_decoder
 
-    decode, found = few_decoder(), layout.record(schema_id)
-    if found is None or decode is None:
+    decode, record = few_decoder(), layout.record(schema_id)
+    if record is None or decode is None:
         return None
-    columns, codec = found
+    columns, codec = record
     schema, stored = layout.columns(names), dict(zip(columns, codec.types, strict=True))
     if not FewRows.supports(schema, layout.key_schema, stored):
         return None
@@ -121,9 +123,9 @@ def _shape(layout: TableLayout, schema_id: SchemaId) -> tuple[dict[str, int], Sh
     """Columns of a stored schema by name, and their shape; None if there is no such schema, or the kernel can't."""
     from kvstore.kernel.rows import Shape
 
-    found = layout.record(schema_id)
-    if found is None:
+    record = layout.record(schema_id)
+    if record is None:
         return None
-    names, codec = found
+    names, codec = record
     shape = Shape.of(codec.types, codec.dtype)
     return None if shape is None else ({name: place for place, name in enumerate(names)}, shape)

@@ -65,11 +65,11 @@ class TableLayout:
         """How rows of the current schema lie in memory, for the native kernel; None if they are not for it."""
         from kvstore.kernel.writes import KEY_COLUMNS_MAX, Table
 
-        found = self._rows.record(self.schema_id)
-        is_flat = found is not None and not any(map(pa.types.is_nested, self.schema.types)) and not self._has_dropped
-        if found is None or not is_flat or not 0 < len(self.key_names) <= KEY_COLUMNS_MAX:
+        record = self._rows.record(self.schema_id)
+        is_flat = record is not None and not any(map(pa.types.is_nested, self.schema.types)) and not self._has_dropped
+        if record is None or not is_flat or not 0 < len(self.key_names) <= KEY_COLUMNS_MAX:
             return None
-        return Table(self.schema, self.key_names, found[1].dtype, self.schema_id)
+        return Table(self.schema, self.key_names, record[1].dtype, self.schema_id)
 
     def encode_keys(self, rows: pa.RecordBatch) -> BinaryColumn:
         """Encode the keys of rows in any of the table's schemas.

@@ -190,10 +190,10 @@ def decode_error(content: bytes) -> StoreError:
     try:
         name, message, where = json.loads(content)
         kind: Any = getattr(errors, name) if name in errors.__all__ else StoreError
-        found = kind(str(message))
-        found.where.update(where)
+        raised = kind(str(message))
+        raised.where.update(where)
     except (ValueError, TypeError, RecursionError) as error:
         raise BadFrame from error
-    if not isinstance(found, StoreError):
+    if not isinstance(raised, StoreError):
         raise BadFrame
-    return found
+    return raised

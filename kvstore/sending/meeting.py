@@ -86,8 +86,8 @@ class MeetingPlace:
 
     def waiting(self) -> list[tuple[str, Bucket]]:
         """Names of senders that wait, and the buckets that they want."""
-        found = filter(None, map(_NAME.fullmatch, self._files.names_in(self.path)))
-        return [(each[0], (TableId(int(each[1])), BucketId(int(each[2])))) for each in found]
+        matches = filter(None, map(_NAME.fullmatch, self._files.names_in(self.path)))
+        return [(each[0], (TableId(int(each[1])), BucketId(int(each[2])))) for each in matches]
 
     def connected(self, name: str) -> socket.socket | None:
         """Connect to a sender that waits; None if it does not any more."""

@@ -264,12 +264,12 @@ class _Connection:
             self.is_over = True
 
     def _frames(self) -> Iterator[tuple[Kind, bytes]]:
-        found = frames_in(self._buffer)
+        arrived = frames_in(self._buffer)
         while True:
             if not self.may_go_on():
                 self.is_paused = True
                 return
-            if (each := next(found, None)) is None:
+            if (each := next(arrived, None)) is None:
                 return
             yield each
 
@@ -355,8 +355,8 @@ class _Connection:
     ) -> None:
         self._add_waiting(size)
         answer: Any = request.answer
-        found = request.found if isinstance(request, (ComparedRequest, Hold)) else ()
-        answer.add_done_callback(partial(self._answered, number, size, refused, found))
+        values = request.found if isinstance(request, (ComparedRequest, Hold)) else ()
+        answer.add_done_callback(partial(self._answered, number, size, refused, values))
         try:
             if self._is_next(number, request) or self._owned.handle.take_in(request, here=here):
                 return
@@ -383,7 +383,7 @@ class _Connection:
         number: int,
         size: int,
         refused: StoreError | None,
-        found: Sequence[bytes],
+        values: Sequence[bytes],
         answer: Future[AppendResult | None],
     ) -> None:
         error = answer.exception() or refused
@@ -392,7 +392,7 @@ class _Connection:
         elif isinstance(error, StoreError):
             data = frames.numbered(Kind.FAILED, number, frames.encode_error(error))
         elif error is None:
-            data = frames.numbered(Kind.UNCHANGED, number, requests.encode_values(found))
+            data = frames.numbered(Kind.UNCHANGED, number, requests.encode_values(values))
         else:
             data = frames.numbered(Kind.NOT_OWNER, number)
         self._send_answer(data, size)

@@ -232,8 +232,8 @@ def _schema_in(data: bytes) -> pa.Schema:
 
 def _encoded(condition: Condition) -> bytes:
     pairs = zip(condition.keys, condition.stored, strict=True)
-    found = [_PAIR.pack(len(key), len(value)) + key + value for key, value in pairs]
-    return _COUNT.pack(len(found)) + b"".join(found)
+    encoded_pairs = [_PAIR.pack(len(key), len(value)) + key + value for key, value in pairs]
+    return _COUNT.pack(len(encoded_pairs)) + b"".join(encoded_pairs)
 
 
 def _condition(data: memoryview) -> Condition:

@@ -474,15 +474,15 @@ class Sender:
             self._see([each.code for each in done], [each.value or b"" for each in done])
         self._settle(number, partial(sent.answer.set_result, result))
 
-    def _unchanged(self, number: int, sent: Sent, found: list[bytes]) -> None:
+    def _unchanged(self, number: int, sent: Sent, values: list[bytes]) -> None:
         """The condition of a request was not met.
 
         Args:
             found: What is stored; empty if the owner does not say.
         """
-        if isinstance(sent.given, ConditionalRequest) and len(found) == len(sent.given.keys):
-            sent.found = found
-            self._see(sent.given.keys, found)
+        if isinstance(sent.given, ConditionalRequest) and len(values) == len(sent.given.keys):
+            sent.found = values
+            self._see(sent.given.keys, values)
         if not isinstance(sent.given, ConditionalRequest):
             self._settle(number, partial(sent.answer.set_result, None))
         elif self._clock.monotonic() - sent.began >= ANSWER_SECONDS:

@@ -300,16 +300,16 @@ class Subscription(Iterator[pa.RecordBatch]):
             yield from self._together(chain.from_iterable(map(self._rows, list(self._read))))
         waiting = list(self._read)
         while waiting:
-            found = False
+            any_came = False
             for bucket in list(waiting):
                 for step in self._changes(bucket):
                     self._give(step)
                     if step.batch is not None:
-                        found = True
+                        any_came = True
                         yield step.batch
                 if self._until is not None and self._read[bucket] >= self._until[bucket]:
                     waiting.remove(bucket)
-            if waiting and not found:
+            if waiting and not any_came:
                 yield None  # the caller waits, or does something else
 
     def _together(self, steps: Iterator[_Step]) -> Iterator[pa.RecordBatch]:
@@ -373,12 +373,12 @@ class Subscription(Iterator[pa.RecordBatch]):
         if end <= start:
             return
         names = list(dict.fromkeys([*self._schema.names, "_log_offset"]))
-        found = changes_between(
+        changes_of = changes_between(
             *(log.batches(start, end), definition, BucketId(bucket), start, end, names),
             whole_updates=True,
             selection=self._shape,
         )
-        for changes in found:
+        for changes in changes_of:
             self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
             yield _Step(changes.select(self._schema.names), bucket, place)
         log.rest()

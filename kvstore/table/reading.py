@@ -283,11 +283,11 @@ class Reading:
         schema = definition.schema if columns is None else scan_schema(definition, names_of(columns))
         try:
             with self._one_moment():
-                found = self._first(handle, definition, schema.names, [within.keys], limit, within.reverse)
+                batches = self._first(handle, definition, schema.names, [within.keys], limit, within.reverse)
         except (StoreError, OSError):
             self.current()
             raise
-        return None if found is None else pa.Table.from_batches(found, schema)
+        return None if batches is None else pa.Table.from_batches(batches, schema)
 
     def _first(
         self,
@@ -395,8 +395,8 @@ class Reading:
         searches = self._searches_for(definition, columns)
         if searches is None or not searches[0].makes_tables:
             return None
-        found = self._found_at_once(definition, columns, FEW_KEYS)
-        return None if found is UNKNOWN else searches[0].table_of(found)
+        rows = self._found_at_once(definition, columns, FEW_KEYS)
+        return None if rows is UNKNOWN else searches[0].table_of(rows)
 
     def _found_at_once(
         self, definition: TableDefinition, columns: Mapping[str, Any], most: int
@@ -426,11 +426,11 @@ class Reading:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""
         self.current()
         asked = Asked.of(definition, conditions)
-        found = None if asked is None else self._found_by_index(asked)
+        table = None if asked is None else self._found_by_index(asked)
         return (
             self.rows(definition, filter=expression_of(conditions), by_index=False).read_all()
-            if found is None
-            else found
+            if table is None
+            else table
         )
 
     def _found_by_index(self, asked: Asked) -> pa.Table | None:

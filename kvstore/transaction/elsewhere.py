@@ -89,20 +89,20 @@ def check_undecided(identity: Identity, tables: Sequence[TableChanges]) -> None:
             " rows before you run it again."
         )
     payloads = [edits.decode(each).payload for each in kept if edits.op_of(each) == BeginCommit.op]
-    found = [each for each in payloads if isinstance(each, BeginCommit) and each.commit_id in ids]
-    if found:
-        raise DecidedBefore(found)
+    decided = [each for each in payloads if isinstance(each, BeginCommit) and each.commit_id in ids]
+    if decided:
+        raise DecidedBefore(decided)
 
 
 def first_results(tables: Sequence[TableChanges], decided: DecidedBefore) -> list[WriteResult]:
     """The answer of a transaction that was decided before."""
     commits = {each.table_id: each for each in decided.commits}
-    found = []
+    results = []
     for changes in tables:
         commit = commits.get(changes.definition.id)
         handles = enumerate(changes.opened.handles) if commit is not None else ()
-        found.append(WriteResult({BucketId(bucket): _appended(handle, commit) for bucket, handle in handles}))
-    return found
+        results.append(WriteResult({BucketId(bucket): _appended(handle, commit) for bucket, handle in handles}))
+    return results
 
 
 def _appended(handle: BucketHandle, commit: BeginCommit | None) -> AppendResult:

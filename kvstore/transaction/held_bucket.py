@@ -52,8 +52,8 @@ class HeldView(View):
                 raise StoreClosed("The snapshot has ended; read within its block: with store.snapshot() as at: …")
             return read()
 
-    def _each(self, found: Iterator[FoundRows]) -> Iterator[FoundRows]:
-        while (rows := self._read(lambda: next(found, None))) is not None:
+    def _each(self, chunks: Iterator[FoundRows]) -> Iterator[FoundRows]:
+        while (rows := self._read(lambda: next(chunks, None))) is not None:
             yield rows
 
     def state(self) -> IndexState:
@@ -106,8 +106,8 @@ class HeldView(View):
 
     def entries(self, ranges: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         """See :meth:`View.entries`."""
-        found = self._read(lambda: self._view.entries(ranges))
-        while some := self._read(lambda: list(islice(found, ENTRIES_AT_A_TIME))):
+        pairs = self._read(lambda: self._view.entries(ranges))
+        while some := self._read(lambda: list(islice(pairs, ENTRIES_AT_A_TIME))):
             yield from some
 
     def leaf_bytes(self) -> int:

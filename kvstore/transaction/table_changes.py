@@ -128,29 +128,31 @@ class TableChanges:
 
     def expect(self, key: Keys, row: Any) -> None:
         """See :meth:`Transaction.expect`."""
-        found = self._key(key)
-        there = self._row(found)
+        changed_key = self._key(key)
+        there = self._row(changed_key)
         if row is None or there is None:
             is_same = row is there
         else:
-            named = dict(zip(found.row.schema.names, (column[0] for column in found.row.columns), strict=True))
+            named = dict(
+                zip(changed_key.row.schema.names, (column[0] for column in changed_key.row.columns), strict=True)
+            )
             whole = named | dict(row) if isinstance(row := row_of(row), Mapping) else row
             given = intake.one_batch([whole], self.definition.schema)
             is_same = stored(self.definition, given) == stored(self.definition, there)
         if not is_same:
-            raise self.conflict(found.code)
+            raise self.conflict(changed_key.code)
 
     def parts(self) -> list[Request | SmallRequest]:
         """All changes in their order, for another process."""
-        found: list[Request | SmallRequest] = []
+        requests: list[Request | SmallRequest] = []
         for each in self._changes:
             if isinstance(each, list):
                 assert self._writes is not None
                 runs = [each[place : place + ROWS_MAX] for place in range(0, len(each), ROWS_MAX)]
-                found += [SmallRequest(run, self._writes) for run in runs]
+                requests += [SmallRequest(run, self._writes) for run in runs]
             else:
-                found.append(request_of(each, self.definition))
-        return found
+                requests.append(request_of(each, self.definition))
+        return requests
 
     def verify(self) -> None:
         """Verify that every row that was read is still the same; no bucket is written meanwhile.
@@ -198,12 +200,12 @@ class TableChanges:
 
         def decide(now: TableDefinition, rows: pa.RecordBatch) -> Changes:
             layout = layout_of(now)
-            found = dict(zip(layout.encode_keys(rows).to_list(), stored(now, rows), strict=True))
+            now_stored = dict(zip(layout.encode_keys(rows).to_list(), stored(now, rows), strict=True))
             there = [(code, value) for code, value in before.items() if value]
             codes, values = (BinaryColumn.from_list([each[half] for each in there]) for half in (0, 1))
             same = dict(zip(codes.to_list(), stored(now, layout.decode_found(codes, values)[0]), strict=True))
             for code in before:
-                if found.get(code) != same.get(code):
+                if now_stored.get(code) != same.get(code):
                     raise self.conflict(code)
             return request_of(self._all(), self.definition).changes
 
@@ -229,8 +231,8 @@ class TableChanges:
             return None
         # Read after the value, so that it has its schema.
         layout = layout_of(self.opened.catalog.definition().named_as(self.definition))
-        found, _ = layout.decode_found(BinaryColumn.from_list([key.code]), BinaryColumn.from_list([value]))
-        return found.select(self.definition.schema.names)
+        batch, _ = layout.decode_found(BinaryColumn.from_list([key.code]), BinaryColumn.from_list([value]))
+        return batch.select(self.definition.schema.names)
 
     def _value(self, bucket: BucketId, code: bytes) -> pa.RecordBatch | bytes:
         """The row of a key for this transaction, as it is stored or as columns; empty if there is none."""

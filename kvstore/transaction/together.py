@@ -147,8 +147,8 @@ def is_done_together(work: Work, *, waits: bool) -> bool:
                 work.ended.wait()  # it has: the thread that took it had the turn before
                 return work.outcome is not None
         committers += [turns.enter_context(each.opened.commits.turn_here(waits=waits)) for each in work.tables[1:]]
-        found = [each for each in committers if each is not None]
-        if len(found) < len(committers):
+        owned = [each for each in committers if each is not None]
+        if len(owned) < len(committers):
             return False
         if first.ends.is_full:
             if not waits:
@@ -160,7 +160,7 @@ def is_done_together(work: Work, *, waits: bool) -> bool:
         try:
             _gather(group, first.waiting)
             commits = [SmallCommit(parts, each.confirm) for each, parts in zip(group, _parts(group), strict=True)]
-            outcomes = apply_here(commits, found, first.ends, TURN_SECONDS if waits else TURN_SECONDS_UNDISTURBED)
+            outcomes = apply_here(commits, owned, first.ends, TURN_SECONDS if waits else TURN_SECONDS_UNDISTURBED)
         except StoreError as error:
             outcomes = [error] * len(group)
         finally:

@@ -44,8 +44,8 @@ def merge_natively(
         old = [known[name] for name in names] if known and known.keys() >= set(names) else memtable.get(names)
         made = native.make_few(rows, old, skips=skips)
     else:
-        found = memtable.stored(rows.keys)
-        made = native.make(rows, Stored(*found) if isinstance(found, tuple) else found, skips=skips)
+        stored = memtable.stored(rows.keys)
+        made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
     if made is None:
         return None
 

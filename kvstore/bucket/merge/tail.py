@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 def runs_of(
-    found: Iterable[Verified],
+    verified: Iterable[Verified],
     definition: TableDefinition,
     bytes_max: int,
     saw: Callable[[pa.RecordBatch], None] | None = None,
@@ -80,7 +80,7 @@ def runs_of(
     def headers() -> list[BatchHeader]:
         return [header for header, _ in batches]
 
-    for header, data in found:
+    for header, data in verified:
         its_kinds, rows = records_of(header, data, definition.schema_of(header.schema_id))
         more = rows.nbytes
         is_full = size + header.size > bytes_max or decoded + more > DECODED_BYTES
@@ -97,7 +97,7 @@ def runs_of(
         yield headers(), run()
 
 
-def parts_of(found: Iterable[Verified], definition: TableDefinition, state: IndexState) -> Iterator[Part]:
+def parts_of(verified: Iterable[Verified], definition: TableDefinition, state: IndexState) -> Iterator[Part]:
     """Read batches, some hundreds of MiB in one pass.
 
     Args:
@@ -107,7 +107,7 @@ def parts_of(found: Iterable[Verified], definition: TableDefinition, state: Inde
         CorruptBatch: See :func:`runs_of`.
     """
     if definition.primary_key is None:
-        if all_headers := [header for header, _ in found]:
+        if all_headers := [header for header, _ in verified]:
             yield Part(all_headers, Run.of([], []), state.next_count)
         return
     ids, column = Ids(state.bucket_id, definition.buckets), definition.options.auto_increment
@@ -118,7 +118,7 @@ def parts_of(found: Iterable[Verified], definition: TableDefinition, state: Inde
         if column is not None and rows.num_rows:
             next_count = next_count_after(rows, column, ids, next_count)
 
-    for headers, run in runs_of(found, definition, TOGETHER_BYTES, saw):
+    for headers, run in runs_of(verified, definition, TOGETHER_BYTES, saw):
         yield Part(headers, run, next_count)
 
 

@@ -91,13 +91,13 @@ class Overlay:
         place, headers = self._headers
         end = max(end, place.offset)
         if end > place.offset:
-            found = list(self._log().batches_at(place, end))
-            if found[-1].header.next_offset != end:
+            batches = list(self._log().batches_at(place, end))
+            if batches[-1].header.next_offset != end:
                 raise CorruptBatch("No batch of a log ends where it should; run `kvstore check`.", offset=end)
-            reached = found[-1].after
-            self._headers = reached, [*headers, *((each.header, _added_rows(each)) for each in found)]
+            reached = batches[-1].after
+            self._headers = reached, [*headers, *((each.header, _added_rows(each)) for each in batches)]
             if rows and self._rows_end == place:
-                self._read_rows(found)
+                self._read_rows(batches)
                 self._rows_end = reached
         if rows and self._rows_end.offset < end:
             self._read_rows(self._log().batches_at(self._rows_end, end))
@@ -152,10 +152,10 @@ class Overlay:
         """The row of a key, empty if it was deleted; None if the index has it, or that there is none."""
         return next((row for layer in self._rows.dicts if (row := layer.get(key)) is not None), None)
 
-    def _read_rows(self, found: Iterable[FoundBatch]) -> None:
+    def _read_rows(self, batches: Iterable[FoundBatch]) -> None:
         definition = self._definition()
         if definition.primary_key is not None:
-            verified = ((each.header, each.data) for each in found)
+            verified = ((each.header, each.data) for each in batches)
             for _, run in runs_of(verified, definition, TOGETHER_BYTES, is_read_again=True):
                 if len(run) >= RUN_KEYS:
                     self._rows = self._rows.over(run)
@@ -169,13 +169,13 @@ class Overlay:
         return headers[bisect_left(headers, state.applied_offset, key=lambda each: each[0].base_offset) :]
 
 
-def _added_rows(found: FoundBatch) -> int:
+def _added_rows(batch: FoundBatch) -> int:
     """How many rows a batch adds, as far as its change types say it."""
-    header = found.header
+    header = batch.header
     if header.append_only:
         return header.record_count
     place = LAYOUTS[header.magic].size + header.statistics_length
-    return int(_ADDS[np.frombuffer(found.data, np.uint8, header.record_count, place)].sum())
+    return int(_ADDS[np.frombuffer(batch.data, np.uint8, header.record_count, place)].sum())
 
 
 class OverlayReader:

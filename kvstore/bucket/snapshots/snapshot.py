@@ -158,8 +158,8 @@ def verified_rows(manifest: Manifest, data: memoryview, definition: TableDefinit
 
 def offsets(bucket: Path) -> list[Offset]:
     """Offsets of the snapshots that a bucket's directory lists, the newest first."""
-    found = map(paths.snapshot_offset, names_in(bucket / paths.SNAPSHOTS))
-    return sorted((offset for offset in found if offset is not None), reverse=True)
+    offsets_there = map(paths.snapshot_offset, names_in(bucket / paths.SNAPSHOTS))
+    return sorted((offset for offset in offsets_there if offset is not None), reverse=True)
 
 
 def read(bucket: Path, identity: LogIdentity, offset: Offset) -> Snapshot:
@@ -192,10 +192,10 @@ def readable(bucket: Path, identity: LogIdentity) -> Iterator[Snapshot]:
 
 def newest_valid(bucket: Path, identity: LogIdentity) -> Snapshot | None:
     """The newest snapshot with valid files."""
-    for found in readable(bucket, identity):
+    for newest in readable(bucket, identity):
         with suppress(CorruptData):
-            found.verify()
-            return found
+            newest.verify()
+            return newest
     return None
 
 
@@ -232,10 +232,10 @@ def take(
         with reading() as view:
             offset = view.state().applied_offset
             try:
-                found = read(bucket, identity, offset)
-                found.verify()
+                taken = read(bucket, identity, offset)
+                taken.verify()
                 files.sync_directory(snapshots)  # the process that took it may have died before that
-                return found
+                return taken
             except UnsupportedVersion:
                 raise
             except CorruptData:
@@ -340,8 +340,8 @@ def _log_end(bucket: Path, identity: LogIdentity, state: IndexState) -> LogEnd:
         return LogEnd(state.synced_base, state.synced_position, state.synced_offset)
     # The index was committed during a replay.
     log = LogFiles(bucket / paths.LOG, identity)
-    found = next(iter(log.batches(state.applied_offset, state.synced_offset)))
-    return LogEnd(Offset(int(found.path.stem)), found.position, state.applied_offset)
+    batch = next(iter(log.batches(state.applied_offset, state.synced_offset)))
+    return LogEnd(Offset(int(batch.path.stem)), batch.position, state.applied_offset)
 
 
 def _file(path: Path, files: Files, write: Callable[[FileWriter], FileSum]) -> FileSum:
