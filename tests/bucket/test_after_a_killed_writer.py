@@ -309,7 +309,7 @@ def test_a_stopped_recovery_is_named_and_refuses_no_read(
 ) -> None:
     assert 1 < lock.RECOVERY_WAIT_SECONDS < 30
     monkeypatch.setattr(lock, "RECOVERY_WAIT_SECONDS", 0.1)
-    os.kill(recovering.pid, signal.SIGSTOP)
+    recovering.stop()
     with kvstore.open(path) as store:
         table = store.table("t")
         for read in READ.values():
@@ -325,7 +325,7 @@ def test_a_process_that_stopped_while_it_builds_an_index_is_named(
     path: Path, building: Child, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "RECOVERY_WAIT_SECONDS", 0.1)
-    os.kill(building.pid, signal.SIGSTOP)
+    building.stop()
     with kvstore.open(path) as store:
         table = store.table("t")
         refuse(building, calls_of(store))

@@ -211,7 +211,7 @@ def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
     with kvstore.open(store_path) as store:
         table = store.table("t")
         table.upsert({"k": 1, "v": "met", "n": 1})
-        os.kill(owner.pid, signal.SIGSTOP)
+        owner.stop()
         try:
             with pytest.raises(NotAcknowledged, match="has not answered"):
                 table.upsert({"k": 2, "v": "unknown", "n": 2})

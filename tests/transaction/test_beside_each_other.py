@@ -166,7 +166,7 @@ def test_a_stopped_sender_stops_no_other(path: Path) -> None:
         assert owner.hear() == "owns"
         with Child(count, path, "1", 10**6) as sender:
             assert sender.hear() == 0
-            os.kill(sender.pid, signal.SIGSTOP)
+            sender.stop()
             with kvstore.open(path) as store, store.transaction() as tx:
                 tx.upsert("a", {"k": 1, "n": 1})
                 tx.upsert("b", {"k": 1, "n": 1})
