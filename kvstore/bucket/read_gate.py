@@ -19,7 +19,7 @@ class ReadGate:
     """
 
     def __init__(self) -> None:
-        self._use = threading.Lock()
+        self._use = threading.RLock()  # a read may begin another one
         self._grows = self.is_closed = False
 
     @property
