@@ -190,11 +190,14 @@ class Committer:
 
     def submit_durably(self, request: Submitted | Hold, *, here: bool = False) -> None:
         """Like :meth:`submit`, whatever the durability: all that the answer says is durable by then."""
+        self._answer_durably(request)
+        self.submit(request, here=here)
+
+    def _answer_durably(self, request: Submitted | Hold) -> None:
         if self._options.durability != "sync":
             answer: Any = request.answer
             self._durably.add(answer)
             answer.add_done_callback(self._durably.discard)
-        self.submit(request, here=here)
 
     def _put(self, item: Item) -> None:
         self._submitted += 1
@@ -219,7 +222,7 @@ class Committer:
         self._worked(self._sync_log)
 
     def settle(self) -> None:
-        """Append the batches of open commits that the bucket lacks; what was submitted before is applied, too.
+        """Append the batches of open commits that the bucket lacks; then all that was submitted before is durable.
 
         Raises:
             CorruptData, StoreFull, LogFailed: It can't be; until it is, nothing else is written here.
@@ -372,6 +375,7 @@ class Committer:
         if request is None:
             self._settled += 1
         else:
+            self._answer_durably(request)
             self._in_hand = [request]
             self._commit_group([request])
 
@@ -641,6 +645,7 @@ class Committer:
 
     def _settle(self) -> None:
         self._sure(partial(self._apply, ()))
+        self._sync_log()  # the end of a commit follows: what the bucket had of it must be durable, too
 
     def _sure(self, work: Callable[[], T]) -> T:
         """Like :meth:`_attempt`; raises why the work failed."""

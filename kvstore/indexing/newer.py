@@ -42,8 +42,9 @@ class NewerEntries:
         self._runs: list[Run] = []
         for layer, made in layers:
             if index.index_id not in made:
-                made[index.index_id] = run = entries_of_layer(layer, definition, index)
-                made[MADE_BYTES] = made.get(MADE_BYTES, 0) + run.size
+                run = entries_of_layer(layer, definition, index)
+                if made.setdefault(index.index_id, run) is run:  # else another thread has made them, too
+                    made[MADE_BYTES] = made.get(MADE_BYTES, 0) + run.size
             self._runs.append(made[index.index_id])
 
     def keys(self, ranges: Sequence[tuple[bytes, bytes]]) -> list[bytes]:

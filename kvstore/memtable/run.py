@@ -46,14 +46,17 @@ class Run:
         self.keys = keys
         self._rows = rows
 
-    @cached_property
+    @property
     def rows(self) -> BinaryColumn:
         """Of each key, as the index stores them; empty where it was deleted."""
-        return self._rows if isinstance(self._rows, BinaryColumn) else self._rows()
+        rows = self._rows
+        if not isinstance(rows, BinaryColumn):
+            rows = self._rows = rows()  # what they were made of may go
+        return rows
 
     @property
     def _is_made(self) -> bool:
-        return isinstance(self._rows, BinaryColumn) or "rows" in self.__dict__
+        return isinstance(self._rows, BinaryColumn)
 
     @classmethod
     def of(cls, keys: Sequence[bytes], rows: Sequence[bytes]) -> Run:
@@ -99,6 +102,8 @@ class Run:
 
     def slice(self, first: int, last: int) -> Run:
         """The part from one place to another (exclusive), not copied."""
+        if first == last:
+            return Run.of([], [])  # rows that are not made stay so
         return Run(self.keys.slice(first, last), self.rows.slice(first, last))
 
     def between(self, start: bytes, stop: bytes | None) -> Run:
@@ -126,6 +131,8 @@ class Run:
         rows: list[bytes | None] = [None] * len(keys)
         places = self.places_of(BinaryColumn.from_list(keys))
         there = np.flatnonzero(places >= 0)
+        if not len(there):
+            return rows
         for place, row in zip(there.tolist(), self.rows.take(places[there]).to_list(), strict=True):
             rows[place] = row
         return rows

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
-AS_DICTS_MAX = 1
-"""Up to so many rows of Arrow data take less time as dicts."""
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
 
@@ -166,14 +164,12 @@ class EncodedWrites:
         """Whether the request does what the engine ``first_row`` does not."""
         return request.overwrite or request.changes.is_delete.true_count > 0
 
-    def arrow(self, data: Any, rows_max: int) -> Request | SmallRequest | None:
+    def arrow(self, data: Any, rows_max: int) -> Request | None:
         """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
         intake = self._intake
         rows = None if intake is None else intake.batch(data)
         if intake is None or rows is None or rows.num_rows > rows_max or bytes_of_rows(rows) > BATCH_BYTES:
             return None
-        if rows.num_rows <= AS_DICTS_MAX and (few := self.upserts(rows.to_pylist(), rows_max)) is not None:
-            return SmallRequest(few, self)
         encoded = encoded_rows(self._definition, rows)
         if encoded is None:
             return None

@@ -67,15 +67,17 @@ def runs_of(
         changes = FinalChanges.among(np.concatenate(kinds), pa.concat_batches(parts))
         if saw is not None:
             saw(changes.rows)
-        some = batches
+        again, schema_id = None, batches[0][0].schema_id
+        if is_read_again and sum(header.record_count for header, _ in batches) >= RUN_KEYS:
+            # Bytes of their own: a view of a segment's map would hold a descriptor.
+            some = [(header, memoryview(bytes(data))) for header, data in batches]
 
-        def again() -> Run:
-            for each in some:
-                verify(*each)  # a disk may give other bytes this time
-            return next(runs_of(some, definition, bytes_max))[1]
+            def again() -> Run:
+                for each in some:
+                    verify(*each)
+                return next(runs_of(some, definition, bytes_max))[1]
 
-        are_many = is_read_again and sum(header.record_count for header, _ in some) >= RUN_KEYS
-        return final_rows(definition, some[0][0].schema_id, [changes], again if are_many else None)
+        return final_rows(definition, schema_id, [changes], again)
 
     def headers() -> list[BatchHeader]:
         return [header for header, _ in batches]
