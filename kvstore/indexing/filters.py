@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from hashlib import sha256
+from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -135,11 +136,26 @@ def digest_of(filter: pc.Expression, columns: Sequence[str]) -> str:
         for kind, text in _metadata(message.metadata.to_pybytes()):
             if kind in ("literal", "options"):
                 value = literals.column(int(text))
-                text = f"{value.type} {value.to_pylist()!r}"
+                text = f"{value.type} {_plain(value)!r}"
             elif kind == "field_ref" and text in columns:
                 text = str(columns.index(text))
             parts.append((kind, text))
     return sha256(repr(parts).encode()).hexdigest()[:_DIGEST_CHARACTERS]
+
+
+def _plain(values: pa.Array) -> list[Any]:
+    """Values without classes, moments as numbers: Python's have no nanoseconds, and pandas has its own."""
+    kind = values.type
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        return values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        items = iter(_plain(values.flatten()))
+        lengths = pc.list_value_length(values).to_pylist()
+        return [None if length is None else list(islice(items, length)) for length in lengths]
+    if pa.types.is_struct(kind) and kind.num_fields:
+        columns = [_plain(column) for column in values.flatten()]
+        return list(zip(*columns, strict=True))
+    return values.to_pylist()
 
 
 def _pickled(filter: pc.Expression) -> tuple[pa.RecordBatch, pa.Message] | None:

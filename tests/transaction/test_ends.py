@@ -159,3 +159,20 @@ def test_rows_that_are_too_long_for_an_edit_are_durable_with_the_answer(store_pa
             assert not open_commits(store, "texts")
             assert not list((store_path / "staging").glob("*"))
         assert [store["texts"][k]["text"] for k in range(3)] == ["x" * 3000] * 3
+
+
+def test_no_commit_ends_before_its_logs_are_durable(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes the turn of a table completes its commits; a log that has the rows may still lose them."""
+    with opened(store_path) as store:
+        put(store, "ab", 1)
+        commits = store.runtime.open_table(store.runtime.definition("a")).commits
+        with monkeypatch.context() as patched:
+            fail(patched, table_id(store, "a"), errno.ENOSPC)
+            with pytest.raises(StoreFull), commits.turn():
+                pass
+            assert open_commits(store, "a")
+        with commits.turn():
+            assert not open_commits(store, "a")
+        put(store, "ab", 2)
+        assert values(store) == {"a": {2}, "b": {2}, "c": {0}, "d": {0}}
+        assert store.check().ok
