@@ -402,8 +402,13 @@ def _over(tree: View, published: Published) -> View:
     if published.start == published.state.applied_offset:
         return tree
 
-    def writers() -> dict[WriterId, WriterEntry]:
-        both = tree.writers() | published.writers.all()
+    def writers(ids: Sequence[WriterId] | None) -> dict[WriterId, WriterEntry]:
+        if ids is None:
+            both = tree.writers() | published.writers.all()
+        else:
+            both = dict(tree.writers_of(ids))
+            for layer in reversed(published.writers.dicts):
+                both |= {id: layer[id] for id in ids if isinstance(layer, dict) and id in layer}
         return {id: entry for id, entry in both.items() if entry is not None}
 
     return NewerView(tree, published.state, published.rows, writers)

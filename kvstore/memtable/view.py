@@ -37,7 +37,7 @@ class NewerView(View):
         tree: A view of the index.
         state: The state that this view has.
         rows: All that changed since the index; they change no more.
-        writers: Returns all writers that this view has.
+        writers: Returns those of some ids that this view has, or all; it may return others, too.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class NewerView(View):
         tree: View,
         state: IndexState,
         rows: RowLayers,
-        writers: Callable[[], dict[WriterId, WriterEntry]],
+        writers: Callable[[Sequence[WriterId] | None], dict[WriterId, WriterEntry]],
     ) -> None:
         self.layers = tuple(zip(rows.dicts, rows.made, strict=True))
         # The pages of an index without rows can't be divided.
@@ -61,12 +61,13 @@ class NewerView(View):
 
     def writers(self) -> dict[WriterId, WriterEntry]:
         """See :meth:`View.writers`."""
-        return self._writers()
+        return self._writers(None)
 
     def writers_of(self, ids: Iterable[WriterId]) -> dict[WriterId, WriterEntry]:
         """See :meth:`View.writers_of`."""
-        all_writers = self._writers()
-        return {id: all_writers[id] for id in ids if id in all_writers}
+        wanted = list(ids)
+        known = self._writers(wanted)
+        return {id: known[id] for id in wanted if id in known}
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get`."""

@@ -398,8 +398,11 @@ class StoreRuntime:
 
     def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
-        self.alterations.alter(definition, altered)
         opened = self._tables.get(definition.id)
+        if opened is not None:
+            with suppress(StoreError):  # what stays open goes by the new options if a power cut takes it from a log
+                opened.commits.ends.settle()
+        self.alterations.alter(definition, altered)
         for handle in opened.handles if opened is not None else ():
             if handle.writes:
                 with suppress(StoreError):  # the next write reports it

@@ -416,3 +416,18 @@ def test_a_closed_bucket_has_a_void_record(store_path: Path) -> None:
         assert record is not None
         assert record.offset == 1
     assert (store_path / PUBLISHED).read_bytes() == published_end.VOID
+
+
+def test_a_reader_beside_large_batches_holds_no_descriptor_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (overlay, tail):
+        monkeypatch.setattr(module, "RUN_KEYS", 1)
+    with Beside(tmp_path / "store", {}) as beside:
+        before = 0
+        for number in range(30):
+            beside.tell("write", [("upsert", {"k": number, "s": "x"})])
+            assert beside.table.get(number) == {"k": number, "s": "x"}
+            if number == 5:
+                before = len(os.listdir("/proc/self/fd"))
+        assert len(os.listdir("/proc/self/fd")) <= before + 3

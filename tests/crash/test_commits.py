@@ -59,7 +59,7 @@ STEPS: dict[str, tuple[Callable[[], None], bool]] = {
 }
 ASKING = {
     "while it asks": (lambda: dies(CommitLock, "is_wanted"), False),
-    "when it has asked": (lambda: dies(BucketHandle, "take", call=1), False),
+    "when it has asked": (lambda: dies(BucketHandle, "writer", call=1), False),
 }
 
 

@@ -181,7 +181,7 @@ def native_few(data: bytes) -> None:
     assert [finished(found.batch, header, found.records)] == expected.encode(header)
     places = zip(_names_of(encoded), found.final.tolist(), strict=True)
     changed = {key: operations[place].value or b"" for key, place in places if place >= 0}
-    kept = {key: value for key, value in zip(expected.keys, expected.values, strict=True) if value or key in old}
+    kept = {key: value for key, value in expected.rows.items() if value or key in old}
     assert {key: value for key, value in changed.items() if value or key in old} == kept
 
 

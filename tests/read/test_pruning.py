@@ -157,8 +157,8 @@ def rows_and_pages(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts = [0, 0]
     found, read = View.found, Leaves.read
 
-    def found_and_counted(view: View, *arguments: Any) -> Any:
-        for rows in found(view, *arguments):
+    def found_and_counted(view: View, *arguments: Any, **options: Any) -> Any:
+        for rows in found(view, *arguments, **options):
             counts[0] += len(rows.keys())
             yield rows
 

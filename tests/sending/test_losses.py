@@ -22,6 +22,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket.turn import Hold
+from kvstore.process.calls import Answer
+from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.sending.meeting import MeetingPlace
 from kvstore.testing import Recorder
 from tests.sending.writers import KEYS, check, create
@@ -186,3 +189,20 @@ def test_connections_that_end(owners: Owners, tmp_path_factory: pytest.TempPathF
 @settings(max_examples=500, deadline=None)
 def test_many_connections_that_end(owners: Owners, tmp_path_factory: pytest.TempPathFactory, **given: Any) -> None:
     owners.lose(tmp_path_factory.mktemp("lost"), **given)
+
+
+@pytest.mark.parametrize("durability", ["none", "interval", "sync"])
+def test_what_is_sent_into_a_hold_is_durable_when_it_is_answered(store_path: Path, durability: str) -> None:
+    late: dict[str, Any] = {"sync_interval_ms": 10**6, "commit_wait_ms": 10**6, "commit_idle_ms": 10**6}
+    with kvstore.open(store_path, durability=durability, **late) as store:
+        table = store.create_table("t", {"k": "int64", "n": "int64"}, primary_key="k")
+        table.upsert({"k": 1, "n": 0})
+        handle, writes = table.bucket(0).handle, encoded_writes(store.runtime.definition("t"))
+        assert writes is not None
+        hold = Hold([])
+        assert handle.take_in(hold)
+        hold.answer.result(60)
+        request = SmallRequest(writes.upserts({"k": 2, "n": 1}, 1) or [], writes, Answer())
+        assert hold.go_on(request)
+        result = request.answer.result(60)
+        assert handle.writer().committer.durable > result.last_offset

@@ -166,8 +166,8 @@ def test_it_waits_for_no_write_and_never_sees_one_that_fails(
     seen: list[Any] = []
     store_rows = Memtable.put
 
-    def failing(memtable: Memtable, keys: Any, rows: Any) -> None:
-        store_rows(memtable, keys, rows)
+    def failing(memtable: Memtable, rows: Any) -> None:
+        store_rows(memtable, rows)
         seen.extend(pool.submit(table.get, key).result(60) for key in (1, 2, 3))
         raise CorruptData("planted")
 

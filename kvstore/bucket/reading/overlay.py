@@ -15,7 +15,7 @@ if the writer died then. It reads each batch once. Headers are read first, and r
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from uuid import UUID
 
 import numpy as np
@@ -139,7 +139,7 @@ class Overlay:
             return tree
         headers = [header for header, _ in self._after(state)]
 
-        def writers() -> dict[WriterId, WriterEntry]:
+        def writers(_: Sequence[WriterId] | None) -> dict[WriterId, WriterEntry]:
             states = WriterStates(tree.writers())
             for header in headers:
                 states.remember(header)
