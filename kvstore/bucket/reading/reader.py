@@ -99,9 +99,9 @@ class BucketReader:
     def state_after(self, state: IndexState) -> IndexState:
         """The state of an index, moved on to the end of the log.
 
-        Raises:
-            CorruptBatch, OffsetOutOfRange: See :meth:`newer`.
+        Raises what :meth:`newer` does.
         """
+        self._check_whole()
         overlay = self._overlay.at(state)
         return state if overlay is None else overlay.state_after(state)
 
@@ -122,9 +122,10 @@ class BucketReader:
         self._ownership.check_open()
         if not known.is_current(self._place.index):
             return None
-        if not self._read_only() and not self._was_just_looked_at:
+        if not self._was_just_looked_at:
             if self._context.catalog.writers().commits:
                 return None
+            self._is_halfway = False
             self._look_next = self._context.clock.monotonic() + LOOK_SECONDS
         try:
             return self.state_after(known.state)
