@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import SchemaMismatch
+from kvstore.errors import InvalidRequest, SchemaMismatch
+from kvstore.indexing.filters import has_places
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Selected
 from kvstore.read.scan import check_filter, matching
@@ -28,10 +29,12 @@ def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
     """Refuse a filter, or a table whose changes it can't shape.
 
     Raises:
-        InvalidRequest: The filter is no condition on the table's columns.
+        InvalidRequest: The filter is no condition on the table's columns, or has one by its place.
         UnsupportedOperation: The changelog is a WAL image.
     """
     check_filter(filter, definition.schema)
+    if has_places(filter):  # changes have other columns at these places
+        raise InvalidRequest("A filter of changes must name its columns, as in pc.field('n').", filter=filter)
     check_undoable(definition)
 
 

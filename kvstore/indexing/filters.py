@@ -113,6 +113,11 @@ def understood(filter: pc.Expression, schema: pa.Schema) -> Understood:
     return Understood(list(_truth(operand, schema).values()), comparisons)
 
 
+def has_places(filter: pc.Expression) -> bool:
+    """Whether a filter has a column by its place, such as ``pc.field(0)``."""
+    return _pickled(filter) is None and "FieldPath(" in str(filter)
+
+
 def has_nan(filter: pc.Expression) -> bool:
     """Whether a filter has a literal that is no number; True if that can't be said."""
     read = _pickled(filter)

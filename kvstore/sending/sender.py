@@ -459,7 +459,10 @@ class Sender:
             self._unchanged(number, sent, requests.decode_values(rest))
         elif kind is Kind.ALTERED:
             sent.is_altered = True
-            self._again(number, sent)
+            is_decided = isinstance(sent.request, SmallRequest)
+            if isinstance(sent.request, SmallRequest):  # it may have been applied, while its answer was lost
+                sent.request = sent.request.request()
+            self._again(number, sent, is_decided=is_decided)
         elif kind is Kind.FAILED:
             self._failed(number, sent, frames.decode_error(rest))
         else:
@@ -513,11 +516,15 @@ class Sender:
             sent.slot.is_spoiled = True  # it may be in the log
         self._settle(number, partial(sent.answer.set_exception, error))
 
-    def _again(self, number: int, sent: Sent) -> None:
-        """Decide a request once more, of which nothing was written, and send it if there is a connection."""
+    def _again(self, number: int, sent: Sent, *, is_decided: bool = False) -> None:
+        """Send a request once more, if there is a connection.
+
+        Args:
+            is_decided: Whether it stays as it is; else nothing of it was written, and it is decided once more.
+        """
         was_held, sent.holds = sent.holds, False
         try:
-            if not self._decide(sent):
+            if not is_decided and not self._decide(sent):
                 if was_held:
                     with self._changed:
                         sent.frame = frames.numbered(Kind.GIVE_UP, number)

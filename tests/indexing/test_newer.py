@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import kvstore
 from kvstore.errors import UniqueViolation
 from kvstore.index.index import Layer
 from kvstore.indexing import newer, unique
+from kvstore.memtable.run import Run
 from tests.conftest import OpenStore
 from tests.support.processes import Child, Pipe
 
@@ -134,3 +137,24 @@ def test_a_recovered_tail_is_in_no_dict_of_a_unique_index(
     assert store.metrics()["kvstore_memtable_bytes"]["t"] > COUNT * 80, "entries count as memory, too"
     table.flush()
     assert store.check().findings == []
+
+
+def test_what_several_threads_make_of_a_layer_is_counted_once(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = open_store(**BY_HAND).create_table("t", COLUMNS, "id", indexes={"by_mail": "mail"})
+    table.upsert(list(map(made, range(COUNT))))
+    memtable, real, all_make = table.bucket(0).handle.memtable(), newer.entries_of_layer, threading.Barrier(4)
+    assert memtable is not None
+
+    def together(*given: Any) -> Any:
+        all_make.wait(60)
+        return real(*given)
+
+    before = memtable.size
+    monkeypatch.setattr(newer, "entries_of_layer", together)
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda number: ids(table, mail=f"m{number}"), range(4))) == [[n] for n in range(4)]
+    (_, kept), *_ = memtable.runs()
+    (run,) = (each for each in kept.values() if isinstance(each, Run))
+    assert memtable.size == before + run.size

@@ -250,6 +250,41 @@ def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
         assert [change["n"] for batch in table.changelog() for change in batch.to_pylist()] == [0, 1, 2, 1, 2]
 
 
+def add_columns(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        while name := pipe.recv():
+            store.add_columns("t", [pa.field(name, pa.int64())])
+            store.table("t").upsert({"k": 50, "n": 1, name: 1})
+            pipe.send("added")
+
+
+@pytest.mark.parametrize("size", [1, 2000])
+def test_an_answer_that_is_lost_while_the_table_is_altered(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The request has been applied; its answer is that of the first time, however large the row is."""
+    result_in, lost = frames.result_in, ["c1", "c2"]
+
+    def lose(content: bytes) -> AppendResult:
+        if is_losing and lost:
+            other.say(lost.pop())
+            assert other.hear() == "added"
+            raise BadFrame
+        return result_in(content)
+
+    is_losing = False
+    monkeypatch.setattr(frames, "result_in", lose)
+    with Child(add_columns, store_path) as other, kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "a" * size, "n": 1})
+        is_losing = True
+        assert [table.increment(1, {"n": 1})["n"] for _ in range(3)] == [2, 3, 4]
+        assert not lost
+        assert (table.get(1) or {})["n"] == 4
+        other.say("")
+        other.join()
+
+
 def test_a_table_that_was_altered_meanwhile(owner: Child, store_path: Path) -> None:
     with kvstore.open(store_path) as store:
         table = store.table("t")

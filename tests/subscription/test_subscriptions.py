@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
+import subprocess
+import sys
 import tempfile
 import threading
 import weakref
@@ -20,7 +23,7 @@ from hypothesis import given, strategies as st
 import kvstore
 from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreClosed, UnsupportedOperation
 from kvstore.subscription import subscription
-from tests.support.processes import Child, Pipe
+from tests.support.processes import WITHOUT_PANDAS, Child, Pipe
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
 
@@ -436,3 +439,26 @@ def test_readers_that_are_killed(table: kvstore.Table, store_path: Path) -> None
                 acknowledged = bool(table.consumers)
     copied(table, copy)
     assert copy == contents(table)
+
+
+FINE = """
+import pyarrow as pa, pyarrow.compute as pc
+from kvstore.indexing.filters import digest_of
+types = [pa.time64("ns"), pa.timestamp("ns"), pa.duration("ns"), pa.timestamp("us"), pa.date32(), pa.int64()]
+values = [pa.scalar(number, kind) for kind in types for number in (1, 2, 2**31 - 1)]
+values += [pa.scalar(2**62, pa.timestamp("us")), pa.scalar("x"), pa.scalar(b"x")]
+filters = [pc.field("a") == value for value in values]
+filters += [pc.field("a").isin(pa.array([1, each], pa.timestamp("ns"))) for each in (2, 3, None)]
+print([digest_of(filter, ["a"]) for filter in filters])
+"""
+
+
+def test_filters_are_told_apart_by_what_is_stored_with_and_without_pandas() -> None:
+    """Python's values have no nanoseconds and no years after 9999; pandas has values of its own."""
+    printed = [
+        subprocess.run([sys.executable, "-c", before + FINE], check=True, capture_output=True, text=True).stdout
+        for before in ("import pandas", WITHOUT_PANDAS)
+    ]
+    assert printed[0] == printed[1]
+    digests = ast.literal_eval(printed[0])
+    assert len(set(digests)) == len(digests)

@@ -167,3 +167,15 @@ def test_a_unique_index_refuses_a_row(store: kvstore.Store) -> None:
         table.upsert(pa.table({"k": [7], "s": ["s1"], "f": [0.5]}))
     table.upsert(pa.table({"k": [1], "s": ["other"], "f": [0.5]}))
     assert [row["s"] for row in rows_of(table)] == ["s0", "other"]
+
+
+@pytest.mark.parametrize("kind", ["time64[ns]", "timestamp[ns]", "duration[ns]", "timestamp[s]", "date32"])
+def test_one_row_keeps_what_python_has_no_value_for(store: kvstore.Store, kind: str) -> None:
+    """Nanoseconds, and years after 9999."""
+    type_ = pa.type_for_alias(kind)
+    value = 86_399_999_999_999 if type_.bit_width == 64 else 2**31 - 1
+    column = pa.array([value], pa.int64() if type_.bit_width == 64 else pa.int32()).view(type_)
+    row = pa.record_batch([pa.array([1]), column], pa.schema([pa.field("k", pa.int64(), False), pa.field("t", type_)]))
+    table = store.create_table("t", row.schema, "k")
+    table.upsert(row)
+    assert table.scan().read_all().column("t").combine_chunks().equals(column)

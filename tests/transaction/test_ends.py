@@ -176,3 +176,12 @@ def test_no_commit_ends_before_its_logs_are_durable(store_path: Path, monkeypatc
         put(store, "ab", 2)
         assert values(store) == {"a": {2}, "b": {2}, "c": {0}, "d": {0}}
         assert store.check().ok
+
+
+def test_options_change_once_the_commits_before_have_ended(store_path: Path) -> None:
+    """Else a batch that a power cut takes would be appended again by other rules."""
+    with opened(store_path) as store:
+        put(store, "ab", 1)
+        assert open_commits(store, "a")
+        store.alter_table("a", delete_behavior="disable")
+        assert not open_commits(store, "a")
