@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from graphlib import TopologicalSorter
@@ -29,6 +30,20 @@ def test_long_modules_open_with_their_invariants() -> None:
     texts = {str(path): path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     heads = {path: ast.get_docstring(ast.parse(text)) for path, text in texts.items() if text.count("\n") > LINES_MAX}
     assert [path for path, head in heads.items() if "\n\n" not in (head or "")] == []
+
+
+def test_docstrings_name_the_parameters_that_there_are() -> None:
+    wrong = []
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = (ast.get_docstring(node) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+                named = {
+                    name for names in re.findall(r"^    ([a-z_, ]+):", text, re.MULTILINE) for name in names.split(", ")
+                }
+                given = {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+                wrong += [(path.name, node.name, name) for name in named - given if name.isidentifier()]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,4 +1,4 @@
-"""The published end of a log: its writer says after each sync how far it is durable, and other processes read so far.
+"""The published end of a log: its writer says how far it can't be lost, and other processes read so far.
 
 * The record never says more than what was synced before, or belongs to a commit that is decided. It is not synced
   itself, so it may say less once the machine was started again.

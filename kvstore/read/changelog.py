@@ -167,7 +167,7 @@ def changes_between(
     """Changes from ``start`` to ``end`` (exclusive), in order.
 
     Args:
-        found: Batches of the log that contain these offsets.
+        batches: Batches of the log that contain these offsets.
         columns: Columns to return, in this order; None for all.
         whole_updates: If ``start`` is a postimage, begin with its preimage, which is in the same batch.
         validate: Check every offset and string; needed for batches from outside the store's own log.

@@ -481,7 +481,7 @@ class Sender:
         """The condition of a request was not met.
 
         Args:
-            found: What is stored; empty if the owner does not say.
+            values: What is stored; empty if the owner does not say.
         """
         if isinstance(sent.given, ConditionalRequest) and len(values) == len(sent.given.keys):
             sent.found = values

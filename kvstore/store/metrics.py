@@ -59,7 +59,7 @@ def prometheus_text(figures: Metrics, about: Mapping[str, tuple[str, tuple[str, 
     """Metrics in the text format of Prometheus, version 0.0.4, as :meth:`kvstore.Store.metrics` returns them.
 
     Args:
-        found: Values by name of the metric, and by its labels, as far as it has any: ``{"lag": {"reader": 3}}``.
+        figures: Values by name of the metric, and by its labels, as far as it has any: ``{"lag": {"reader": 3}}``.
         about: For each metric its kind (such as ``gauge``), the names of its labels, and what it is.
     """
     return "".join(_lines(figures, about))

@@ -315,7 +315,7 @@ class Store(AlteredTables, ReadStore):
             writer: Name that counts ``epoch``: a transaction that is sent again under the same number, because its
                 answer was lost, is not written again; ``tx.result.duplicated`` is true then. In each table it is a name
                 as of :meth:`kvstore.Table.apply_epoch`.
-            epoch: Number of the transaction under ``writer``; each one more than the last.
+            epoch: Number of the transaction under ``writer``; each larger than the last.
 
         Raises:
             InvalidRequest: Only one of ``writer`` and ``epoch`` is given.

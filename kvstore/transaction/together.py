@@ -181,7 +181,7 @@ def _is_removed(waiting: deque[Work], work: Work) -> bool:
 def _gather(group: list[Work], waiting: deque[Work]) -> None:
     """Add to a transaction others that can be committed with it; they are taken from the queue.
 
-    None is out of the queue and not in the group: its thread would wait for somebody to end it.
+    None is out of the queue and not in the group: its thread would wait without end.
     """
     (first,) = group
     changed = first.changed()

@@ -1,4 +1,4 @@
-"""Many short histories of one table whose generations freeze and merge meanwhile: ``find`` is what a scan returns.
+"""Many short histories of one table whose rows in memory are merged meanwhile: ``find`` is what a scan returns.
 
 A thread, and another process, search all the while: what they get is what the table had at one moment between the
 beginning and the end of their search.

@@ -103,7 +103,7 @@ class TableDataset(dataset.Dataset):
         return TableDataset(self._schema, self._read, _both(self._where, expression))
 
     def keeping_errors(self, errors: list[StoreError]) -> TableDataset:
-        """The same dataset; adds errors of the store to ``found``, because other libraries keep only their text."""
+        """The same dataset; adds errors of the store to ``errors``, because other libraries keep only their text."""
 
         def kept(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
             try:
