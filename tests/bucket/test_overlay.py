@@ -183,7 +183,7 @@ STEPS = st.lists(
     steps=STEPS,
     durability=st.sampled_from(["sync", "sync", "interval", "none"]),
     segment_bytes_max=st.sampled_from([4096, 1 << 20]),
-    run_keys=st.sampled_from([1, 3, overlay.RUN_KEYS]),
+    run_keys=st.sampled_from([1, 3, overlay.TOGETHER_KEYS]),
     few_of=st.sampled_from([1, memtable_view.FEW_OF]),
     seed=st.integers(0, 1 << 30),
 )
@@ -199,8 +199,8 @@ def test_a_reader_sees_what_is_durable_at_each_moment(
     path, random = tmp_path_factory.mktemp("beside") / "store", Random(seed)
     options = {"durability": durability, "segment_bytes_max": segment_bytes_max}
     with looked_at_once(), pytest.MonkeyPatch.context() as patch, Beside(path, options) as beside, ExitStack() as views:
-        patch.setattr(overlay, "RUN_KEYS", run_keys)
-        patch.setattr(tail, "RUN_KEYS", run_keys)
+        patch.setattr(overlay, "TOGETHER_KEYS", run_keys)
+        patch.setattr(tail, "TOGETHER_KEYS", run_keys)
         patch.setattr(tail, "DECODED_BYTES", 100 if run_keys == 1 else tail.DECODED_BYTES)
         patch.setattr(memtable_view, "FEW_OF", few_of)
         held: list[tuple[View, list[tuple[bytes, bytes]]]] = []
@@ -422,7 +422,7 @@ def test_a_reader_beside_large_batches_holds_no_descriptor_for_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (overlay, tail):
-        monkeypatch.setattr(module, "RUN_KEYS", 1)
+        monkeypatch.setattr(module, "TOGETHER_KEYS", 1)
     with Beside(tmp_path / "store", {}) as beside:
         before = 0
         for number in range(30):

@@ -30,7 +30,7 @@ QUICK, LONG = 40, 20_000
 IDS, MAILS, AGES = range(12), [None, "", "a", "b", "c" * 300], [None, 1, 2, 3]
 SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=1, SLICE_ROWS_MAX=2)
 """While it lasts, most merges take several transactions, and reads and writes come between them."""
-SMALL_RUNS = mock.patch.object(overlay, "RUN_KEYS", 2)
+SMALL_RUNS = mock.patch.object(overlay, "TOGETHER_KEYS", 2)
 """While it lasts, many changes are kept as runs by a process that does not write them."""
 Model = dict[int, dict[str, Any]]
 Query = tuple[str, Any, Any]

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows
-from kvstore.memtable.run import RUN_KEYS, Run
+from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
 from logformat.log.batch import BatchHeader, records_of, verify
@@ -24,6 +24,8 @@ TOGETHER_BYTES = 4 << 20
 """Batches with up to this many bytes in the log are handled together."""
 DECODED_BYTES = 64 << 20
 """Nor more than take this much once they are decoded: repetitive rows take far more than their batch in the log."""
+TOGETHER_KEYS = 1 << 13
+"""So many keys that are read together stay a run. A reader never joins runs, and each costs a bisection for each key."""
 
 
 class Part(NamedTuple):
@@ -68,7 +70,7 @@ def runs_of(
         if saw is not None:
             saw(changes.rows)
         again, schema_id = None, batches[0][0].schema_id
-        if is_read_again and sum(header.record_count for header, _ in batches) >= RUN_KEYS:
+        if is_read_again and sum(header.record_count for header, _ in batches) >= TOGETHER_KEYS:
             # Bytes of their own: a view of a segment's map would hold a descriptor.
             some = [(header, memoryview(bytes(data))) for header, data in batches]
 

@@ -21,7 +21,7 @@ from uuid import UUID
 import numpy as np
 
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.merge.tail import runs_of, state_after
+from kvstore.bucket.merge.tail import TOGETHER_KEYS, runs_of, state_after
 from kvstore.bucket.recovery import is_at_end, synced_end
 from kvstore.disk.files import refusals
 from kvstore.errors import CorruptBatch
@@ -29,7 +29,6 @@ from kvstore.index.index import Index, View
 from kvstore.log.published import EndReader
 from kvstore.log.segments import FoundBatch, KnownEnd, LogEnd, LogFiles
 from kvstore.log.writer_state import WriterStates
-from kvstore.memtable.run import RUN_KEYS
 from kvstore.memtable.sorted_rows import RowLayers
 from kvstore.memtable.view import NewerView
 from kvstore.meta.state import TableDefinition
@@ -157,7 +156,7 @@ class Overlay:
         if definition.primary_key is not None:
             verified = ((each.header, each.data) for each in batches)
             for _, run in runs_of(verified, definition, TOGETHER_BYTES, is_read_again=True):
-                if len(run) >= RUN_KEYS:
+                if len(run) >= TOGETHER_KEYS:
                     self._rows = self._rows.over(run)
                 else:
                     self._rows = self._rows.added(dict(run.items()), in_place=not self._is_seen)
