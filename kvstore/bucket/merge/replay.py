@@ -68,20 +68,16 @@ def final_rows(
     definition: TableDefinition,
     schema_id: SchemaId,
     given: Sequence[FinalChanges],
-    again: Callable[[], Run] | None = None,
 ) -> Run:
     """The row that each key has after changes, empty if it was deleted.
 
     Args:
         schema_id: Schema of all rows.
         given: Changes in order, at least one.
-        again: Makes the same run, once its rows are asked for; without it they are made now.
     """
     rows = pa.concat_batches([each.rows for each in given])
     grouping = grouped(layout_of(definition), rows)
     keys = grouping.keys.copied()  # they lie beside much that grouping needed
-    if again is not None:
-        return Run(keys, lambda: again().rows)
     lasts = grouping.order[grouping.lasts]
     put = np.concatenate([each.leaves_row for each in given])[lasts]
     values, _, _ = _values_of(definition, schema_id, keys, put, rows, lasts)

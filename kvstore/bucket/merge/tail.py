@@ -7,17 +7,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows
-from kvstore.memtable.run import Run
+from kvstore.log.held_segments import HeldBatch, HeldSegments
+from kvstore.log.segments import FoundBatch
+from kvstore.memtable.run import Run, merged
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
-from logformat.log.batch import BatchHeader, records_of, verify
+from kvstore.request.grouping import grouped
+from kvstore.request.row_layout import layout_of
+from logformat.binary_column import BinaryColumn
+from logformat.log.batch import BatchHeader, records_of
 from logformat.log.index_state import IndexState
 
 TOGETHER_BYTES = 4 << 20
@@ -25,7 +30,7 @@ TOGETHER_BYTES = 4 << 20
 DECODED_BYTES = 64 << 20
 """Nor more than take this much once they are decoded: repetitive rows take far more than their batch in the log."""
 TOGETHER_KEYS = 1 << 13
-"""So many keys that are read together stay a run. A reader never joins runs, and each costs a bisection for each key."""
+"""So many keys that are read together stay a run. A reader never joins runs, and each costs a bisection for a key."""
 
 
 class Part(NamedTuple):
@@ -47,49 +52,96 @@ def runs_of(
     definition: TableDefinition,
     bytes_max: int,
     saw: Callable[[pa.RecordBatch], None] | None = None,
-    *,
-    is_read_again: bool = False,
 ) -> Iterator[tuple[list[BatchHeader], Run]]:
     """Read batches of a table with a key, many in one pass: their headers, and the rows that they left.
 
     Args:
         bytes_max: Up to so many bytes of batches are handled together.
         saw: Called with the rows of these batches, without the rows before updates.
-        is_read_again: Whether many rows are read once more when they are asked for: until then a run has keys only.
 
     Raises:
         CorruptBatch: A batch is damaged, or not of this table.
+    """
+    for batches, changes in _decoded(verified, definition, bytes_max):
+        if saw is not None:
+            saw(changes.rows)
+        yield [header for header, _ in batches], final_rows(definition, batches[0][0].schema_id, [changes])
+
+
+def late_runs(
+    batches: Iterable[FoundBatch], definition: TableDefinition, bytes_max: int, held: HeldSegments
+) -> Iterator[Run]:
+    """Like :func:`runs_of`; but runs of many rows have only keys, until their batches are read again for the rows.
+
+    Args:
+        held: Of the log that the batches are in.
+
+    Raises:
+        CorruptBatch: See :func:`runs_of`.
+        OSError: A segment can't be opened.
+    """
+    for together in _together(batches, bytes_max):
+        again: list[HeldBatch] = []
+        if sum(each.header.record_count for each in together) >= TOGETHER_KEYS:
+            again = [batch for each in together if (batch := held.batch(each)) is not None]
+        verified = [(each.header, each.data) for each in together]
+        if len(again) == len(together):
+            yield from _keys_of(verified, again, definition, bytes_max)
+        else:
+            for _, run in runs_of(verified, definition, bytes_max):
+                yield run
+
+
+def _together(batches: Iterable[FoundBatch], bytes_max: int) -> Iterator[list[FoundBatch]]:
+    together: list[FoundBatch] = []
+    size = 0
+    for each in batches:
+        if together and size + each.header.size > bytes_max:
+            yield together
+            together, size = [], 0
+        together.append(each)
+        size += each.header.size
+    if together:
+        yield together
+
+
+def _keys_of(
+    verified: list[Verified], again: list[HeldBatch], definition: TableDefinition, bytes_max: int
+) -> Iterator[Run]:
+    layout, first = layout_of(definition), 0
+    for batches, changes in _decoded(verified, definition, bytes_max, layout.key_names):
+        some = again[first : first + len(batches)]
+        first += len(batches)
+        keys = grouped(layout, changes.rows).keys.copied()  # they lie beside much that grouping needed
+
+        def rows(some: list[HeldBatch] = some) -> BinaryColumn:
+            return merged([run for _, run in runs_of((each.read() for each in some), definition, bytes_max)]).rows
+
+        yield Run(keys, rows)
+
+
+def _decoded(
+    verified: Iterable[Verified], definition: TableDefinition, bytes_max: int, columns: Sequence[str] | None = None
+) -> Iterator[tuple[list[Verified], FinalChanges]]:
+    """Batches of one schema that are handled together, and their changes.
+
+    Args:
+        columns: Those of the rows; all if there is none.
     """
     batches: list[Verified] = []
     kinds: list[np.ndarray] = []
     parts: list[pa.RecordBatch] = []
     size = decoded = 0
 
-    def run() -> Run:
-        changes = FinalChanges.among(np.concatenate(kinds), pa.concat_batches(parts))
-        if saw is not None:
-            saw(changes.rows)
-        again, schema_id = None, batches[0][0].schema_id
-        if is_read_again and sum(header.record_count for header, _ in batches) >= TOGETHER_KEYS:
-            # Bytes of their own: a view of a segment's map would hold a descriptor.
-            some = [(header, memoryview(bytes(data))) for header, data in batches]
-
-            def again() -> Run:
-                for each in some:
-                    verify(*each)
-                return next(runs_of(some, definition, bytes_max))[1]
-
-        return final_rows(definition, schema_id, [changes], again)
-
-    def headers() -> list[BatchHeader]:
-        return [header for header, _ in batches]
+    def changes() -> FinalChanges:
+        return FinalChanges.among(np.concatenate(kinds), pa.concat_batches(parts))
 
     for header, data in verified:
-        its_kinds, rows = records_of(header, data, definition.schema_of(header.schema_id))
+        its_kinds, rows = records_of(header, data, definition.schema_of(header.schema_id), columns)
         more = rows.nbytes
         is_full = size + header.size > bytes_max or decoded + more > DECODED_BYTES
         if batches and (is_full or header.schema_id != batches[0][0].schema_id):
-            yield headers(), run()
+            yield batches, changes()
             batches, kinds, parts = [], [], []
             size = decoded = 0
         batches.append((header, data))
@@ -98,7 +150,7 @@ def runs_of(
         size += header.size
         decoded += more
     if batches:
-        yield headers(), run()
+        yield batches, changes()
 
 
 def parts_of(verified: Iterable[Verified], definition: TableDefinition, state: IndexState) -> Iterator[Part]:

@@ -21,11 +21,12 @@ from uuid import UUID
 import numpy as np
 
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.merge.tail import TOGETHER_KEYS, runs_of, state_after
+from kvstore.bucket.merge.tail import TOGETHER_KEYS, late_runs, state_after
 from kvstore.bucket.recovery import is_at_end, synced_end
-from kvstore.disk.files import refusals
+from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptBatch
 from kvstore.index.index import Index, View
+from kvstore.log.held_segments import HeldSegments
 from kvstore.log.published import EndReader
 from kvstore.log.segments import FoundBatch, KnownEnd, LogEnd, LogFiles
 from kvstore.log.writer_state import WriterStates
@@ -58,10 +59,18 @@ class Overlay:
         log: Returns the log, as its files are now: a segment whose sync failed is written again.
         definition: Returns the table, with the schemas of all batches that are published.
         start: Where it begins.
+        files: Of the store that the log belongs to, if that is open.
     """
 
-    def __init__(self, log: Callable[[], LogFiles], definition: Callable[[], TableDefinition], start: LogEnd) -> None:
+    def __init__(
+        self,
+        log: Callable[[], LogFiles],
+        definition: Callable[[], TableDefinition],
+        start: LogEnd,
+        files: Files | None = None,
+    ) -> None:
         self._log = log
+        self._held = HeldSegments(files)
         self._definition = definition
         self.start = start.offset
         # Replaced at once, so that an interrupt leaves it whole: how far headers are read, and each with the number of
@@ -154,8 +163,7 @@ class Overlay:
     def _read_rows(self, batches: Iterable[FoundBatch]) -> None:
         definition = self._definition()
         if definition.primary_key is not None:
-            verified = ((each.header, each.data) for each in batches)
-            for _, run in runs_of(verified, definition, TOGETHER_BYTES, is_read_again=True):
+            for run in late_runs(batches, definition, TOGETHER_BYTES, self._held):
                 if len(run) >= TOGETHER_KEYS:
                     self._rows = self._rows.over(run)
                 else:
@@ -297,7 +305,8 @@ class OverlayReader:
     def _extended(self, state: IndexState, end: Offset, *, rows: bool) -> Overlay | None:
         overlay, start = self._overlay, state.applied_offset
         if overlay is None or not overlay.start <= start < overlay.end:
-            overlay = Overlay(self._log, self._context.catalog.definition, self._place_of(state))
+            context = self._context
+            overlay = Overlay(self._log, context.catalog.definition, self._place_of(state), context.files)
         else:
             overlay.begin_at(self._place_of(state))
         self._overlay = overlay

@@ -1,0 +1,67 @@
+"""Segments that are held open, so that some batches can be read again even if the log has removed them meanwhile."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from weakref import WeakValueDictionary, finalize
+
+from kvstore.disk.files import Files, open_file
+from kvstore.log.segments import FoundBatch
+from logformat.log.batch import LAYOUTS, BatchHeader, verify
+
+
+class HeldSegments:
+    """Segments of one log, each with one descriptor as long as there is a batch of it that may be read again.
+
+    Args:
+        files: Of the store that they belong to, if that is open.
+    """
+
+    def __init__(self, files: Files | None = None) -> None:
+        self._files = files
+        self._held: WeakValueDictionary[tuple[int, int], _Segment] = WeakValueDictionary()
+
+    def batch(self, batch: FoundBatch) -> HeldBatch | None:
+        """A batch that can be read again; None if the log has removed its segment already, or written it again.
+
+        Raises:
+            OSError: The segment can't be opened.
+        """
+        try:
+            segment = _Segment(batch.path, self._files)
+        except FileNotFoundError:
+            return None
+        size = LAYOUTS[batch.header.magic].size
+        if os.pread(segment.descriptor, size, batch.position) != batch.data[:size]:
+            return None
+        # By what it is, not by its path: a segment whose sync failed is written again, as another file.
+        return HeldBatch(self._held.setdefault(segment.identity, segment), batch)
+
+
+class HeldBatch:
+    """A batch that was read, and can be read again."""
+
+    def __init__(self, segment: _Segment, batch: FoundBatch) -> None:
+        self.header = batch.header
+        self._segment = segment
+        self._position = batch.position
+
+    def read(self) -> tuple[BatchHeader, memoryview]:
+        """The batch, verified.
+
+        Raises:
+            CorruptBatch: It has been damaged meanwhile.
+        """
+        data = memoryview(os.pread(self._segment.descriptor, self.header.size, self._position))
+        verify(self.header, data)
+        return self.header, data
+
+
+class _Segment:
+    def __init__(self, path: Path, files: Files | None) -> None:
+        file = open_file(path, files)
+        finalize(self, file.close)
+        self.descriptor = file.fileno()
+        status = os.fstat(self.descriptor)
+        self.identity = status.st_dev, status.st_ino
