@@ -19,7 +19,8 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         store: Directory of the store.
         txid: The last edit in the image, unless there is an image of a later one.
         seconds: The worker ends itself after this time: its controller may have ended.
-        directory: Device and inode of the store's directory, if the controller holds it: its path may lead elsewhere.
+        directory, catalog: Device and inode of the directories of store and catalog, if the controller holds
+            them: their paths may lead elsewhere.
     """
 
     epoch: Epoch
@@ -28,6 +29,7 @@ class Task(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     txid: Txid
     seconds: int
     directory: tuple[int, int] | None = None
+    catalog: tuple[int, int] | None = None
 
     @property
     def path(self) -> Path:

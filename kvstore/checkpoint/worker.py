@@ -70,7 +70,7 @@ def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
     """Hold the store's directory, unless the controller in this process holds it.
 
     Raises:
-        StoreReplaced: The path leads to another directory than the controller's.
+        StoreReplaced: The path leads to another directory than the controller's, or that of the catalog does.
     """
     if files.place is not None:
         files.verify()
@@ -78,8 +78,9 @@ def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
         return
     files.place = StoreDirectory(task.path, clock)
     try:
-        if task.directory is not None:
-            files.place.expect(task.directory)
+        for path, identity in ((task.path, task.directory), (task.path / paths.JOURNAL.parent, task.catalog)):
+            if identity is not None:
+                files.place.expect(path, identity)
         yield
         files.verify()
     finally:

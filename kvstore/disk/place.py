@@ -171,14 +171,29 @@ class StoreDirectory:
             self.verify()
         return self._looks
 
-    def expect(self, identity: Identity) -> None:
-        """Verify that this is the directory that another process has.
+    def identity_of(self, directory: Path) -> Identity:
+        """Which directory has a path, or had it when it was noted or held.
 
         Raises:
-            StoreReplaced: It is another one.
+            OSError: There is none.
         """
-        if self.identity != identity:
-            raise _replaced(self._root, "was replaced: its path leads to another one")
+        self.note(directory)
+        return self._noted[os.fspath(directory)]
+
+    def expect(self, directory: Path, identity: Identity) -> None:
+        """Hold a directory that another process has, the store's or one in it; see :meth:`hold`.
+
+        Raises:
+            StoreReplaced: Its path leads to another one.
+            OSError: It can't be opened.
+        """
+        if os.fspath(directory) == self._root:
+            if self.identity != identity:
+                raise _replaced(self._root, "was replaced: its path leads to another one")
+            return
+        with self._mutex:
+            self._known(os.fspath(directory), identity)
+        self.hold(directory)
 
     def verify(self, within: Path | None = None) -> None:
         """Verify that the paths of all held directories lead to them.
