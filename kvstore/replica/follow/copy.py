@@ -1,4 +1,8 @@
-"""A copy of a store that follows a replica: its files, as its follower has them open."""
+"""A copy of a store that follows a replica: its files, as its follower has them open.
+
+* Edits are durable before the batches that need them, so the catalog may be ahead of the buckets.
+* While ``meta/TAKING`` is not there, each commit over several buckets is in all of them or in none.
+"""
 
 from __future__ import annotations
 
