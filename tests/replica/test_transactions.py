@@ -14,6 +14,7 @@ import pytest
 import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit import ends
+from kvstore.errors import StoreFull, Unavailable
 from kvstore.replica.follow.copied_bucket import CopiedBucket
 from kvstore.replica.ship import shipper
 from kvstore.replica.ship.shipper import Shipper
@@ -200,3 +201,33 @@ def test_a_reader_of_a_copy_sees_no_part_of_a_round(
             monkeypatch.setattr(CopiedBucket, "append", appended)
             follower.pull()
             assert [each.result() for each in seen] == [{1}] * 6
+
+
+def test_a_round_that_ended_halfway_is_not_read_before_the_next(
+    store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cut, "COMMIT_WAIT_SECONDS", 0.0)
+    replica = store.add_replica(str(tmp_path / "r"), "r")
+    replica.ship()
+    with kvstore.follow(str(tmp_path / "r"), tmp_path / "copy") as follower:
+        follower.pull()
+        put(store, 1)
+        replica.ship()
+        append, calls = CopiedBucket.append, []
+
+        def fails(self: CopiedBucket, batches: Any) -> int:
+            calls.append(self)
+            if len(calls) == 3:
+                raise StoreFull("No room.")
+            return append(self, batches)
+
+        with kvstore.open(tmp_path / "copy", read_only=True) as copy:
+            with monkeypatch.context() as patched:
+                patched.setattr(CopiedBucket, "append", fails)
+                with pytest.raises(StoreFull):
+                    follower.pull()
+            with pytest.raises(Unavailable, match="follow on"):
+                copy.snapshot()
+            follower.pull()
+            with copy.snapshot() as at:
+                assert {row["v"] for name in at for row in rows_of(at[name])} == {1}
