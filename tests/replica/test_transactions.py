@@ -19,7 +19,6 @@ from kvstore.replica.follow.copied_bucket import CopiedBucket
 from kvstore.replica.ship import shipper
 from kvstore.replica.ship.shipper import Shipper
 from kvstore.transaction import cut
-from logformat.catalog.replicas import Shipped
 from logformat.log.index_state import IndexState
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
@@ -109,15 +108,17 @@ def test_a_copy_whose_catalog_is_ahead_of_its_rows_is_read(
     replica.ship()
     with kvstore.follow(str(tmp_path / "r"), tmp_path / "copy") as follower:
         follower.pull()
-        ships = Shipper._ship_catalog
+        lead, calls = Shipper.lead, []
 
-        def overtaken(self: Shipper, *given: Any, **named: Any) -> Shipped | None:
-            put(store, 1)
-            return ships(self, *given, **named)
+        def overtaken(self: Shipper) -> None:
+            calls.append(self)
+            if len(calls) == 1:
+                put(store, 1)
+            lead(self)
 
         store["a"].upsert({"k": 9, "v": 0})
         with monkeypatch.context() as patched:
-            patched.setattr(Shipper, "_ship_catalog", overtaken)
+            patched.setattr(Shipper, "lead", overtaken)
             replica.ship()
         follower.pull()
         check_is_before(tmp_path / "copy")
@@ -142,7 +143,7 @@ def test_a_round_between_the_tables_of_a_transaction_takes_what_is_before_it(
     store: kvstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shipper does not wait for long until no commit comes."""
-    monkeypatch.setattr(shipper, "_CUT_LOOKS", 1)
+    monkeypatch.setattr(shipper, "CUT_LOOKS", 1)
     replica = store.add_replica(str(tmp_path / "r"), "r")
     replica.ship()
     with kvstore.follow(str(tmp_path / "r"), tmp_path / "copy") as follower:
