@@ -19,6 +19,8 @@ EDIT_LOCK = Path("meta/journal/LOCK")
 CREATION_LOCK = Path("meta/LOCK")
 SHIPPING = Path("meta/SHIPPING")
 FOLLOWING = Path("meta/FOLLOWING")
+TAKING = Path("meta/TAKING")
+"""There while a copy takes a round with commits over several buckets, or died within one."""
 IMAGES = Path("meta/image")
 DOWNLOADS = "downloads"
 """Objects of a replica that a copy has fetched and not yet taken, in a directory for each epoch of a leader."""
@@ -88,6 +90,11 @@ def repair_number(name: str) -> int | None:
 def bucket_directory(store: Path, table: TableId, bucket: BucketId) -> Path:
     """Directory of a bucket of a table."""
     return store / f"{TABLES}/{table}/{bucket}"
+
+
+def store_of(bucket: Path) -> Path:
+    """The store of the directory of a bucket."""
+    return bucket.parents[2]
 
 
 def segment_file(log: Path, base: Offset) -> Path:

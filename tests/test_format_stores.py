@@ -71,6 +71,7 @@ def test_files_have_the_names_in_the_table(tmp_path: Path) -> None:
     copy = store.with_name("copy")
     kvstore.follow(str(tmp_path / "replica"), copy).close()
     os.link(copy / paths.FOLLOWING, store / paths.FOLLOWING)
+    Files().publish(store / paths.TAKING, b"")
     Files().publish(paths.wanted_file(store, TableId(1)), b"")  # last: an open store removes it
     found = [path for path in store.rglob("*") if path.is_file()]
     matched = {name for path in found for name in patterns if patterns[name].fullmatch(str(path.relative_to(store)))}
@@ -91,6 +92,7 @@ def test_the_code_makes_the_names_in_the_table() -> None:
     log, base = bucket / paths.LOG, Offset(100)
     assert examples["STORE"] == Path(paths.STORE_FILE)
     assert examples["FOLLOWING"] == paths.FOLLOWING
+    assert examples["TAKING"] == paths.TAKING
     assert Path("tables/7/COMMIT") == paths.commit_lock(Path(), TableId(7))
     assert Path("tables/7/TABLE") == paths.table_file(Path(), TableId(7))
     assert f"`tables/<table>/{paths.dropped_file(Path(), TableId(7)).name}` is the" in FORMAT.prose

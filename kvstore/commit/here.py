@@ -28,6 +28,9 @@ TURN_SECONDS = 1.0
 TURN_SECONDS_UNDISTURBED = 0.02
 """The same while Ctrl-C waits for it."""
 
+Committers: TypeAlias = Sequence[Mapping[BucketId, Committer]]
+"""Of all buckets of each table."""
+
 
 @dataclass(frozen=True, slots=True)
 class SmallCommit:
@@ -35,15 +38,14 @@ class SmallCommit:
 
     Attributes:
         parts: What it has for each table, in order.
-        confirm: Called while no bucket is written, before it is decided; returns why it can't take place.
+        confirm: Called with the committers while no bucket is written, before it is decided; returns why it can't take
+            place. It must not ask the handles of the buckets: they may wait for this thread, to hand a bucket over.
     """
 
     parts: Sequence[TablePart]
-    confirm: Callable[[], Exception | None]
+    confirm: Callable[[Committers], Exception | None]
 
 
-Committers: TypeAlias = Sequence[Mapping[BucketId, Committer]]
-"""Of all buckets of each table."""
 Outcome: TypeAlias = list[WriteResult] | Exception
 _AppliedParts: TypeAlias = list[dict[BucketId, Applied]]
 
@@ -76,7 +78,7 @@ def apply_here(
                 return None
             begun.append(committer)
         for number, commit in enumerate(commits):
-            why = commit.confirm()
+            why = commit.confirm(committers)
             outcomes.append([] if why is None else why)
             if why is None:
                 if not all(part.stage_in_edit() for part in commit.parts):

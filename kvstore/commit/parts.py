@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
+from kvstore.bucket.committer import Committer
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.ends import End, check_there, end
 from kvstore.commit.staging import Staging
@@ -46,6 +47,9 @@ class TablePart:
         handles: The table's buckets.
         requests: A batch for each bucket, all with the same writer, epoch and sequence.
         commit_id: None for a new one.
+
+    Attributes:
+        committers: Those of its buckets, once they have their batches.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class TablePart:
         self._definition = definition
         self._requests = requests
         self._batches: dict[BucketId, Prepared] = {}
+        self.committers: dict[BucketId, Committer] = {}
         self._has_file = False
 
     @property
@@ -114,7 +119,8 @@ class TablePart:
         """Have every bucket apply its batch and wait for the decision."""
         self._batches = {bucket: Prepared(request, decision) for bucket, request in self._requests.items()}
         for bucket, batch in self._batches.items():
-            self._handles[bucket].writer().committer.put(batch)
+            committer = self.committers[bucket] = self._handles[bucket].writer().committer
+            committer.put(batch)
 
     @property
     def requests(self) -> Mapping[BucketId, Request | SmallRequest]:

@@ -1,4 +1,4 @@
-"""Consistent cuts: ends of buckets at which no commit over several buckets is in some of them only. Pure.
+"""Consistent cuts: ends of buckets at which no commit over several buckets, or tables, is in some of them only. Pure.
 
 Restores, followers and reads of a replica in place all compute their ends here. They differ only in where the histories
 of the buckets come from.
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from kvstore.errors import ReplicaBehind
 from kvstore.meta.jobs import writer_of
 from kvstore.meta.state import CatalogState, TableDefinition
-from logformat.catalog.edits import Edit, OpenWriter
+from logformat.catalog.edits import BeginCommit, Edit, OpenWriter
 from logformat.catalog.replicas import Stream
 from logformat.ids import BucketId, JobId, TableId, WriterId
 
@@ -41,6 +41,30 @@ class BucketHistory(NamedTuple):
     def last(self, end: int) -> dict[WriterId, int]:
         """The last sequence of each writer before an offset."""
         return {**self.before, **{each.writer: each.sequence for each in self.batches if each.offset < end}}
+
+    def without(self, part: Part) -> BucketHistory:
+        """The history before a commit.
+
+        Raises:
+            ReplicaBehind: It is before ``batches``.
+        """
+        if self.before.get(part.writer, -1) >= part.sequence:
+            raise ReplicaBehind(
+                "At no moment do all tables of the replica have the same transactions; try again, or a later moment.",
+                table_id=part.table_id,
+            )
+        of_it = [each for each in self.batches if each.writer == part.writer]
+        later = (each.offset for each in of_it if each.sequence >= part.sequence)
+        end = min(later, default=self.end)
+        return BucketHistory(self.before, [each for each in self.batches if each.offset < end], end)
+
+
+class Part(NamedTuple):
+    """The commit that a transaction over several tables is in one of them."""
+
+    table_id: TableId
+    writer: WriterId
+    sequence: int
 
 
 def consistent_cut(histories: Mapping[Stream, BucketHistory], writers: Iterable[WriterId]) -> dict[Stream, int]:
@@ -80,7 +104,7 @@ def consistent_cut(histories: Mapping[Stream, BucketHistory], writers: Iterable[
 
 
 class StoreCut:
-    """A consistent cut through all tables of a catalog, table by table.
+    """A consistent cut through all tables of a catalog: of each by :meth:`add`, and between them by :meth:`keep_whole`.
 
     Attributes:
         ends: The end of each bucket.
@@ -88,6 +112,7 @@ class StoreCut:
 
     def __init__(self) -> None:
         self.ends: dict[Stream, int] = {}
+        self._added: dict[TableId, tuple[Mapping[Stream, BucketHistory], set[WriterId]]] = {}
         self._last: dict[Stream, Mapping[WriterId, int]] = {}
 
     def add(self, histories: Mapping[Stream, BucketHistory], writers: Iterable[WriterId]) -> None:
@@ -100,9 +125,44 @@ class StoreCut:
         Raises:
             ReplicaBehind: See :func:`consistent_cut`.
         """
+        writers = set(writers)
         ends = consistent_cut(histories, writers)
         self.ends |= ends
+        for stream in histories:
+            self._added[stream.table_id] = histories, writers
         self._last |= {stream: history.last(ends[stream]) for stream, history in histories.items()}
+
+    def keep_whole(self, transactions: Iterable[Sequence[Part]]) -> None:
+        """End tables before transactions that other tables lack.
+
+        Raises:
+            ReplicaBehind: There is no such cut.
+        """
+        transactions = list(transactions)
+        while halves := [part for parts in transactions for part in self._half(parts)]:
+            for part in halves:
+                histories, writers = self._added[part.table_id]
+                self.add({stream: history.without(part) for stream, history in histories.items()}, writers)
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether a history has a commit over several buckets before its end, after where it began."""
+        return any(
+            each.offset < self.ends[stream]
+            for histories, _ in self._added.values()
+            for stream, history in histories.items()
+            for each in history.batches
+        )
+
+    def _half(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts of a transaction that are in the cut, if others are not."""
+        there = [part for part in parts if part.table_id in self._added]
+        within = [part for part in there if self._has(part)]
+        return within if len(within) < len(there) else []
+
+    def _has(self, part: Part) -> bool:
+        histories, _ = self._added[part.table_id]
+        return all(self._last[stream].get(part.writer, -1) >= part.sequence for stream in histories)
 
     def applied_tasks(self, state: CatalogState, definition: TableDefinition, job: JobId) -> int:
         """The number of the last task of a job whose rows are in all buckets of its table."""
@@ -148,3 +208,21 @@ def writers_of_commits(
         if isinstance(payload, OpenWriter) and (payload.table_id, payload.kind) == (definition.id, "epochs"):
             writers.add(payload.writer_id)
     return writers
+
+
+def transactions_of(base: CatalogState, edits: Iterable[Edit]) -> Iterator[list[Part]]:
+    """Transactions over several tables that are open in a state of the catalog, or begin in the edits after it."""
+    parts: dict[str, list[Part]] = {}
+    for id, writers in base.writers.items():
+        for commit in writers.commits:
+            parts.setdefault(_transaction(commit.commit_id), []).append(Part(id, commit.writer_id, commit.sequence))
+    for edit in edits:
+        begun = edit.payload
+        if isinstance(begun, BeginCommit):
+            part = Part(begun.table_id, begun.writer_id, begun.sequence)
+            parts.setdefault(_transaction(begun.commit_id), []).append(part)
+    return (each for each in parts.values() if len(each) > 1)
+
+
+def _transaction(commit_id: str) -> str:
+    return commit_id.partition("-")[2]

@@ -55,7 +55,7 @@ from kvstore.sending.receiver import Receiver
 from kvstore.sending.sender import Sender
 from kvstore.sending.slots import Slots
 from kvstore.store.check import CheckReport, check_buckets
-from kvstore.table.alteration import Alterations
+from kvstore.table.alteration import Alterations, CommitsOpen
 from kvstore.table.creation import Replaced, TableDirectories
 from kvstore.table.filled import Rows
 from kvstore.table.open_table import HandOver, OpenTable, open_table
@@ -71,6 +71,8 @@ from logformat.ids import BucketId, TableId, Txid, WriterId
 Offsets: TypeAlias = Mapping[int, int]
 """Offsets by bucket."""
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG)
+_ENDS_SECONDS = 2.0
+"""How long a change of a table's options waits until the commits before it have ended."""
 
 
 class StoreRuntime:
@@ -398,11 +400,18 @@ class StoreRuntime:
 
     def alter_table(self, definition: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
         """Change options of a table; see :meth:`kvstore.Store.alter_table`."""
+        deadline = self.clock.monotonic() + _ENDS_SECONDS
+        while True:
+            try:
+                # What stays open goes by the new options if a power cut takes it from a log.
+                once_ended = self.clock.monotonic() < deadline
+                self.alterations.alter(definition, altered, once_ended=once_ended)
+                break
+            except CommitsOpen:
+                with suppress(StoreError):
+                    self.open_table(definition).commits.settle()
+                pause()
         opened = self._tables.get(definition.id)
-        if opened is not None:
-            with suppress(StoreError):  # what stays open goes by the new options if a power cut takes it from a log
-                opened.commits.ends.settle()
-        self.alterations.alter(definition, altered)
         for handle in opened.handles if opened is not None else ():
             if handle.writes:
                 with suppress(StoreError):  # the next write reports it

@@ -183,6 +183,11 @@ class Session:
         if former is not None and former is not self.runtime:
             former.release(self._use)
 
+    @property
+    def copy(self) -> Path | None:
+        """The directory, if it is a copy that still follows a replica."""
+        return self.runtime.path if self.follows and _follows(self.runtime.path) else None
+
     def check_writable(self) -> None:
         """Verify that the store may be written.
 

@@ -33,7 +33,7 @@ class StoreSnapshot(ReadTables):
         self._session = session
         self._is_closed = False
         self._views = ExitStack()
-        self._tables = tables_at_one_cut(tables, self._views, read_only=session.read_only)
+        self._tables = tables_at_one_cut(tables, self._views, read_only=session.read_only, copy=session.copy)
 
     def list_tables(self) -> list[str]:
         """Names of its tables, sorted."""

@@ -23,6 +23,10 @@ from merge_engines.spec import engine_columns, with_columns
 SCHEMAS_MAX = 2**15 - 1
 
 
+class CommitsOpen(Exception):
+    """Commits over several buckets of the table have not ended."""
+
+
 class Alterations:
     """Changes of the definitions of a store's tables.
 
@@ -74,9 +78,24 @@ class Alterations:
         """Drop columns; see :meth:`kvstore.Store.drop_columns`."""
         self._append(table, lambda _, now: _dropped(now, names))
 
-    def alter(self, table: TableDefinition, altered: Callable[[TableDefinition], TableOptions]) -> None:
-        """Change the options of a table; see :meth:`kvstore.Store.alter_table`."""
-        self._append(table, lambda _, now: AlterTable(table_id=now.id, options=altered(now)))
+    def alter(
+        self, table: TableDefinition, altered: Callable[[TableDefinition], TableOptions], *, once_ended: bool = False
+    ) -> None:
+        """Change the options of a table; see :meth:`kvstore.Store.alter_table`.
+
+        Args:
+            once_ended: Whether to refuse while commits over several buckets have not ended.
+
+        Raises:
+            CommitsOpen: They have not. Nothing was changed.
+        """
+
+        def decide(state: CatalogState, now: TableDefinition) -> AlterTable:
+            if once_ended and state.writers_of(table.id).commits:
+                raise CommitsOpen
+            return AlterTable(table_id=now.id, options=altered(now))
+
+        self._append(table, decide)
 
     def _append(
         self, table: TableDefinition, decide: Callable[[CatalogState, TableDefinition], DefinitionEdit]

@@ -83,6 +83,7 @@ def _done(work: Work) -> None:
                 changes.opened.catalog.definition()  # a dropped table is the cause to report
                 raise
         try:
-            work.outcome = apply_together(work.parts(), work.verify)
+            parts = work.parts()
+            work.outcome = apply_together(parts, lambda: work.verify([part.committers for part in parts]))
         except DecidedBefore as decided:
             work.outcome = decided

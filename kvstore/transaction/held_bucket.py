@@ -165,6 +165,10 @@ class HeldBucket:
 
     committed = shown
 
+    def is_newest(self) -> bool:
+        """Whether the bucket has no more than the view."""
+        return self._handle.committed().applied_offset == self._state.applied_offset
+
     def row_count(self) -> int:
         """See :meth:`kvstore.bucket.reads.BucketReads.row_count`."""
         self._handle.check_counted()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore.bucket.committer import Committer
 from kvstore.errors import TransactionConflict, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import (
@@ -154,14 +155,17 @@ class TableChanges:
                 requests.append(request_of(each, self.definition))
         return requests
 
-    def verify(self) -> None:
+    def verify(self, committers: Mapping[BucketId, Committer]) -> None:
         """Verify that every row that was read is still the same; no bucket is written meanwhile.
+
+        Args:
+            committers: Of all buckets, which wait. The handles may wait for these: to hand a bucket over, or to close.
 
         Raises:
             TransactionConflict: One is not.
         """
         for (bucket, code), value in self.read.items():
-            if (self.opened.handles[bucket].value(code) or b"") != value:
+            if (committers[bucket].memtable.value(code) or b"") != value:
                 raise self.conflict(code)
 
     def requests(self) -> dict[BucketId, Request | SmallRequest]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from threading import Event
 
-from kvstore.commit.here import TURN_SECONDS, TURN_SECONDS_UNDISTURBED, Outcome, SmallCommit, apply_here
+from kvstore.commit.here import TURN_SECONDS, TURN_SECONDS_UNDISTURBED, Committers, Outcome, SmallCommit, apply_here
 from kvstore.commit.named_writers import Numbered
 from kvstore.commit.parts import TablePart
 from kvstore.errors import StoreError
@@ -86,8 +86,11 @@ class Work:
             parts.append(changes.opened.commits.part(changes.definition, numbered, commit_id))
         return parts
 
-    def verify(self) -> None:
+    def verify(self, committers: Committers) -> None:
         """Verify that it can take place; the buckets of its tables wait.
+
+        Args:
+            committers: Of all buckets of each table.
 
         Raises:
             DecidedBefore: It was committed.
@@ -96,13 +99,13 @@ class Work:
         """
         if self.may_be_decided:
             check_undecided(self.identity, self.tables)
-        for changes in self.tables:
-            changes.verify()
+        for changes, by_bucket in zip(self.tables, committers, strict=True):
+            changes.verify(by_bucket)
 
-    def confirm(self) -> Exception | None:
+    def confirm(self, committers: Committers) -> Exception | None:
         """Why it can't take place; see :meth:`verify`."""
         try:
-            self.verify()
+            self.verify(committers)
         except (StoreError, DecidedBefore) as error:
             return error
         return None

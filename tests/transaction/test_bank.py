@@ -154,8 +154,7 @@ class Bank:
     def _ship(self) -> None:
         self._replica.ship()
         self._follower.pull()
-        # The shipper may find no moment between commits; the copy says so then, until the next round.
-        with kvstore.open(self._copies / "copy", read_only=True) as copy, suppress(Unavailable):
+        with kvstore.open(self._copies / "copy", read_only=True) as copy:
             assert sum_of(copy) == TOTAL
 
     def _restore(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,10 @@ from kvstore.commit import ends
 from kvstore.commit.ends import OpenEnds
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.log.segment_writer import SegmentWriter
+from kvstore.meta.state import CatalogState
+from kvstore.meta.table_files import DefinitionEdit, TableFiles
 from kvstore.meta.writers import OpenCommit
+from kvstore.table.alteration import Alterations
 from logformat.ids import TableId
 from tests.support.tables import rows_of
 
@@ -185,3 +189,28 @@ def test_options_change_once_the_commits_before_have_ended(store_path: Path) -> 
         assert open_commits(store, "a")
         store.alter_table("a", delete_behavior="disable")
         assert not open_commits(store, "a")
+
+
+def test_a_commit_that_comes_before_the_change_of_options_ends_before_it(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, values = TableFiles.before, iter([1, 2])
+
+    def overtaken(self: TableFiles, state: CatalogState, edit: DefinitionEdit) -> DefinitionEdit:
+        opened_at_edit.append(state.writers_of(edit.table_id).commits)
+        return before(self, state, edit)
+
+    opened_at_edit: list[tuple[OpenCommit, ...]] = []
+    with opened(store_path) as store:
+        alter = Alterations.alter
+
+        def late(*given: Any, **named: Any) -> None:
+            if (value := next(values, None)) is not None:
+                put(store, "ab", value)
+            alter(*given, **named)
+
+        monkeypatch.setattr(Alterations, "alter", late)
+        monkeypatch.setattr(TableFiles, "before", overtaken)
+        store.alter_table("a", delete_behavior="disable")
+        assert opened_at_edit == [()]
+        monkeypatch.undo()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import kvstore
+from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.coordinator import Commits
 from kvstore.errors import StoreError, StoreFull, StoreLocked, TransactionConflict, UniqueViolation
 from kvstore.log.log import Log
@@ -272,3 +274,38 @@ def test_a_disk_that_is_full_after_the_decision(
         assert [values(again)[name][1] for name in "ab"] == [1, 1]
     add(store, 1)
     assert [values(store)[name][1] for name in "ab"] == [2, 2]
+
+
+def is_left(handle: BucketHandle) -> bool:
+    return handle.engine is None
+
+
+@pytest.mark.parametrize("is_small", [True, False])
+def test_a_bucket_that_is_handed_over_waits_for_the_transaction_and_it_not_for_the_bucket(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, *, is_small: bool
+) -> None:
+    """What hands a bucket over holds its handle until the turn ends, so no read in the turn may need the handle."""
+    handles = [each for name in "ab" for each in store.runtime.open_table(store.runtime.definition(name)).handles]
+    verify = Work.verify
+    leaving: list[threading.Thread] = []
+
+    def late(work: Work, *given: Any) -> None:
+        for handle in handles if not leaving else ():
+            leaving.append(threading.Thread(target=handle.stop_writing, daemon=True))
+            leaving[-1].start()
+            wait_until(partial(is_left, handle))
+        verify(work, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Work, "verify", late)
+        if not is_small:
+            patched.setattr(Work, "is_small", False)
+        writer = threading.Thread(target=add, args=(store, 1), daemon=True)
+        writer.start()
+        writer.join(HANG_SECONDS)
+        assert not writer.is_alive()
+        for each in leaving:
+            each.join(HANG_SECONDS)
+            assert not each.is_alive()
+    assert len(leaving) == 3
+    assert {name: rows[1] for name, rows in values(store).items()} == {"a": 1, "b": 1}

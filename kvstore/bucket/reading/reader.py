@@ -216,7 +216,7 @@ class BucketReader:
         """Whether the log lacks its batch of an open commit, and no process is about to append it."""
         commits = self._context.catalog.writers().commits
         # In this order: the process that decided a commit owns the bucket until it has appended its batch.
-        if not commits or self._is_written():
+        if not commits or self._is_written() or self._is_of_copy():
             return False
         with index.view() as view:
             return not self._has(self._moved_on(view), commits)
@@ -249,6 +249,10 @@ class BucketReader:
     def _has(self, view: View, commits: tuple[OpenCommit, ...]) -> bool:
         writers = WriterStates(view.writers_of(commit.writer_id for commit in commits))
         return all(writers.has(commit.writer_id, commit.sequence) for commit in commits)
+
+    def _is_of_copy(self) -> bool:
+        """Whether it is a copy that follows a replica: its catalog may be ahead of all its buckets."""
+        return (paths.store_of(self._place.directory) / paths.FOLLOWING).exists()
 
     def _is_written(self) -> bool | None:
         """Whether another process writes the bucket; None if that can't be seen now."""

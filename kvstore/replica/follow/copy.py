@@ -1,4 +1,8 @@
-"""A copy of a store that follows a replica: its files, as its follower has them open."""
+"""A copy of a store that follows a replica: its files, as its follower has them open.
+
+* Edits are durable before the batches that need them, so the catalog may be ahead of the buckets.
+* While ``meta/TAKING`` is not there, each commit over several buckets is in all of them or in none.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +120,12 @@ class Copy:
             Unavailable: The replica can't be reached.
         """
         before = self.state
+        taking = self.path / paths.TAKING
         with refusals(self.path):
+            if planned.has_commits:
+                # Durable before any of it is there. What a process left that died is removed by the next round.
+                self._files.publish(taking, b"")
+                self._files.sync_directory(taking.parent)
             for definition in planned.state.tables.values():
                 if definition.id not in before.tables:
                     self._files.remove_tree(self.path / paths.TABLES / str(definition.id))
@@ -140,6 +149,9 @@ class Copy:
         for stream, end in extended.items():
             bucket = self.bucket(stream)
             changes += bucket.append(source.batches(source.path_from(stream, bucket.end, end), end))
+        with refusals(self.path):
+            if self._files.exists(taking):
+                self._files.remove(taking)
         new = planned.state.tables.keys() - before.tables.keys()
         return changes + sum(end for stream, end in planned.ends.items() if stream.table_id in new)
 
@@ -171,6 +183,8 @@ class Copy:
         """
         with refusals(self.path):
             self._files.remove_tree(self.path / paths.DOWNLOADS)  # a round that failed may have left some
+            if self._files.exists(self.path / paths.TAKING):
+                self._files.remove(self.path / paths.TAKING)
             self._files.remove(self.path / paths.FOLLOWING)
             self._files.sync_directory((self.path / paths.FOLLOWING).parent)
 

@@ -1,6 +1,7 @@
 """Plans what a copy takes from a replica in one round: a moment at which all of it is consistent. Writes nothing.
 
-* A commit over several buckets is in all of them or in none. No task of a job has ended whose rows are missing.
+* A commit over several buckets, or tables, is in all of them or in none. No task of a job has ended whose rows are
+  missing.
 * What is not yet consistent is left for a later round, so nothing ever has to be rolled back.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from kvstore.errors import ReplicaBehind
 from kvstore.meta.state import CatalogState, TableDefinition
-from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
+from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, transactions_of, writers_of_commits
 from kvstore.replica.coverage import ShippedPath
 from kvstore.replica.source import Source, check_table
 from logformat.catalog.edits import Edit, EndTask
@@ -42,12 +43,14 @@ class Round:
         ends: The end of each bucket of its tables.
         begins: Where new buckets begin: with the newest snapshot at or before this offset; a bucket that is not here
             begins where the replica does.
+        has_commits: Whether it has commits over several buckets, so that a part of it is no consistent copy.
     """
 
     edits: list[Edit]
     state: CatalogState
     ends: dict[Stream, int]
     begins: dict[Stream, int]
+    has_commits: bool
 
 
 class Planner:
@@ -83,7 +86,7 @@ class Planner:
             return self._planned(base, edits, from_newest=False)
 
     def _planned(self, base: CatalogState, edits: list[Edit], *, from_newest: bool) -> Round:
-        is_complete = True
+        is_complete, transactions = True, list(transactions_of(base, edits))
         while True:
             state = base
             for edit in edits:
@@ -92,9 +95,10 @@ class Planner:
             for definition in state.tables.values():
                 check_table(definition)
             cut = self._cut(base, edits, state, checks_schemas=not is_complete)
+            cut.keep_whole(transactions)
             early = self._first_early(base, edits, state, cut)
             if early is None:
-                return Round(edits, state, cut.ends, self._begins)
+                return Round(edits, state, cut.ends, self._begins, cut.has_commits)
             edits, is_complete = edits[:early], False
 
     def path(self, stream: Stream, end: int) -> ShippedPath:

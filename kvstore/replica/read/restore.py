@@ -20,7 +20,7 @@ from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.client import Client
-from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, writers_of_commits
+from kvstore.replica.consistent_cut import BucketHistory, StoreCut, streams_of, transactions_of, writers_of_commits
 from kvstore.replica.follow.bucket_files import write_bucket
 from kvstore.replica.follow.catalog_files import write_copied_catalog
 from kvstore.replica.leadership import ReplicaLeadership
@@ -109,6 +109,8 @@ class Restore:
                 raise ReplicaBehind("The replica ends before this time.", as_of_ms=self._source.manifest.as_of_ms)
         state = self.catalog(time_ms)
         cut = self._cut(state, target if isinstance(target, Mapping) else {}, time_ms)
+        if not target:  # an earlier moment may be between the tables of a transaction
+            cut.keep_whole(transactions_of(self._base, self._edits))
         state = self._with_applied_tasks(state, cut)
         with refusals(path):
             for definition in state.tables.values():

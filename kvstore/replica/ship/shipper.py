@@ -56,7 +56,7 @@ from logformat.replica.object_file import (
 )
 from logformat.urls import shown_url
 
-_CUT_LOOKS = 100
+CUT_LOOKS = 100
 """How often a round looks for a moment without a commit; one takes some milliseconds."""
 
 
@@ -448,7 +448,7 @@ class Shipper:
 
         A commit that does not end is not waited for: then a copy may end between its tables.
         """
-        for _ in range(_CUT_LOOKS):
+        for _ in range(CUT_LOOKS):
             before = self._runtime.catalog()
             ends = self._ends()
             if self._have_open_commits(ends, before) and self._runtime.catalog().txid == before.txid:
