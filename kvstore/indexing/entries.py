@@ -54,7 +54,7 @@ class TableEntries:
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
 
-    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+    def move(self, index: Index, keys: BinaryColumn, rows: BinaryColumn) -> None:
         """Change entries with rows, in the open transaction of the index that changes these.
 
         Args:
@@ -73,11 +73,9 @@ class TableEntries:
             known = [each for each in self.indexes if each.index_id in counts]
             if not known:
                 return
-            column = BinaryColumn.from_list(keys)
-            there, old = view.find(column)
-        before = self._side(column, there, old)
-        stays = np.fromiter(map(bool, rows), bool, len(rows))
-        after = self._side(column, stays, BinaryColumn.from_list(list(filter(None, rows))))
+            there, old = view.find(keys)
+        before = self._side(keys, there, old)
+        after = self._side(keys, rows.lengths > 0, rows.without_empty())
         removed: list[bytes] = []
         added: list[bytes] = []
         values: list[bytes] = []
