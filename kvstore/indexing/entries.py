@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
-from kvstore.request.native_rows import rows_found
+from kvstore.request.native_rows import native_differences, rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
@@ -53,6 +53,7 @@ class TableEntries:
         self.made_to: dict[int, bytes] = {}
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
+        self._bits = tuple((name, 1 << nth) for nth, name in enumerate(self._all_names))
 
     def move(self, index: Index, keys: BinaryColumn, rows: BinaryColumn) -> None:
         """Change entries with rows, in the open transaction of the index that changes these.
@@ -74,6 +75,10 @@ class TableEntries:
             if not known:
                 return
             there, old = view.find(keys)
+        differ = native_differences(layout_of(self.definition), keys, there, old, rows, self._bits)
+        if differ is not None and len(changed := np.flatnonzero(differ)) < len(keys):
+            old = old.take((np.cumsum(there) - 1)[changed[there[changed]]])
+            keys, rows, there, differ = keys.take(changed), rows.take(changed), there[changed], differ[changed]
         before = self._side(keys, there, old)
         after = self._side(keys, rows.lengths > 0, rows.without_empty())
         removed: list[bytes] = []
@@ -83,7 +88,11 @@ class TableEntries:
             id, names = each.index_id, self._names[each.index_id]
             made_to = self.made_to.get(id)
             stop = len(keys) if made_to is None else bisect_left(keys, made_to)
-            places = np.flatnonzero(before.differs(after, names)[:stop])
+            if differ is None:
+                differs = before.differs(after, names)
+            else:
+                differs = differ & np.uint64(sum(bit for name, bit in self._bits if name in names)) != 0
+            places = np.flatnonzero(differs[:stop])
             (gone, _), (new, its_values) = before.entries(id, names, places), after.entries(id, names, places)
             removed += gone
             added += new

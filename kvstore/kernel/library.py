@@ -124,6 +124,18 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_measure.restype = ctypes.c_int
     library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None
+    library.kv_differ.argtypes = [
+        address,
+        address,
+        number,
+        *[address] * 6,
+        *[number] * 3,
+        address,
+        number,
+        number,
+        address,
+    ]
+    library.kv_differ.restype = ctypes.c_int
     library.kv_group.argtypes = [address, address, address, number, address, number, *[address] * 8]
     library.kv_group.restype = ctypes.c_int
     library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
