@@ -28,7 +28,7 @@ from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, index_of
+from logformat.rows.entries import ENTRIES, FEW, between, codes_of, entries_in_order, entries_prefix, index_of
 from logformat.rows.keys import ROW
 
 BUILD_ROWS = 1 << 16
@@ -94,9 +94,9 @@ class TableEntries:
                 differs = differ & np.uint64(sum(bit for name, bit in self._bits if name in names)) != 0
             places = np.flatnonzero(differs[:stop])
             (gone, _), (new, its_values) = before.entries(id, names, places), after.entries(id, names, places)
-            removed += gone
-            added += new
-            values += its_values
+            removed += gone.to_list()
+            added += new.to_list()
+            values += its_values.to_list()
             index.note_entries(id, counts[id] + len(new) - len(gone), are_whole=made_to is None)
         index.move_entries(removed, added, values)
 
@@ -161,13 +161,12 @@ class _Side:
             differs[both] = reduce(or_, (_unequal(one, another) for one, another in columns))
         return differs
 
-    def entries(self, id: int, names: Sequence[str], places: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+    def entries(self, id: int, names: Sequence[str], places: np.ndarray) -> tuple[BinaryColumn, BinaryColumn]:
         """Keys and values of the entries of those rows at some places that are there, in their order."""
         places = places[self._there[places]]
         if not len(places):
-            return [], []
-        entries, values = entries_in_order(id, codes_of(self._columns(names, places)), self._keys.take(places))
-        return entries.to_list(), values.to_list()
+            return BinaryColumn.from_list([]), BinaryColumn.from_list([])
+        return in_order(id, codes_of(self._columns(names, places)), self._keys.take(places))
 
     def _columns(self, names: Sequence[str], places: np.ndarray) -> list[pa.Array]:
         assert self._rows is not None
@@ -185,6 +184,18 @@ def _unequal(one: pa.Array, other: pa.Array) -> np.ndarray:
         unequal = pc.fill_null(unequal, pc.not_equal(one.is_null(), other.is_null()))
     flags: np.ndarray = unequal.to_numpy(zero_copy_only=False)
     return flags
+
+
+def in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[BinaryColumn, BinaryColumn]:
+    """See :func:`logformat.rows.entries.entries_in_order`; by the native kernel where there is one."""
+    from kvstore.kernel import library, writes
+
+    kernel = library.kernel()
+    if kernel is not None and len(keys) >= FEW:
+        made = writes.entries(kernel, entries_prefix(index_id), codes, keys)
+        if made is not None:
+            return made
+    return entries_in_order(index_id, codes, keys)
 
 
 def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
@@ -290,7 +301,7 @@ def _some(
                 break
     if not rows:
         return ([], []), b""
-    entries, values = entries_in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
+    entries, values = in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
     return (entries.to_list(), values.to_list()), following
 
 
