@@ -119,8 +119,8 @@ def entries(
     target, target_ends = flat[room:], numbers[5 * count + 1 :]
     given = [np.ascontiguousarray(each) for each in (codes.flat, codes.offsets, keys.flat, keys.offsets)]
     status = kernel.kv_entries(
-        *(head, len(head), *map(address_of, given), count),
-        *map(address_of, (flat, ends, numbers, target, target_ends, lengths)),
+        *(head, len(head), *(address_of(each) for each in given), count),
+        *(address_of(each) for each in (flat, ends, numbers, target, target_ends, lengths)),
     )
     return None if status != _DONE else (BinaryColumn(target, target_ends), BinaryColumn.from_matrix(lengths))
 
