@@ -87,7 +87,7 @@ class SingleSearches:
             return UNKNOWN
         keys.update(newer)
         ordered = sorted(keys)
-        rows = self._decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
+        rows = self.decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
         return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
 
     def find_in(self, memtable: Memtable, column: str, value: Any, most: int) -> list[dict[str, Any]] | Unknown:
@@ -153,7 +153,7 @@ class SingleSearches:
             return rows
 
         rows = memtable.at_once(look)
-        return UNKNOWN if rows is None else self._decoded(rows, column, value, most)
+        return UNKNOWN if rows is None else self.decoded(rows, column, value, most)
 
     def table_of(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Rows of :meth:`find_in`, if :attr:`makes_tables`."""
@@ -161,10 +161,15 @@ class SingleSearches:
         batch = pa.RecordBatch.from_struct_array(pa.array(rows, self._struct))
         return pa.Table.from_batches([batch], self._definition.schema)
 
-    def _decoded(
+    def decoded(
         self, pairs: Sequence[tuple[bytes, bytes]], column: str, value: Any, most: int
     ) -> list[dict[str, Any]] | Unknown:
-        """The first of some rows, empty where there is none, that have a value."""
+        """The first of some rows that have a value.
+
+        Args:
+            pairs: Keys, each with its row, empty where there is none.
+            most: Number of rows that are returned, at most.
+        """
         rows: list[dict[str, Any]] = []
         for key, row in pairs:
             if not row:

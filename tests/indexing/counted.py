@@ -16,7 +16,7 @@ Pair = tuple[bytes, bytes]
 
 def entries_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Returns a function that returns how many entries of the index were read since its last call."""
-    counted, decoded = [0], SingleSearches._decoded
+    counted, decoded = [0], SingleSearches.decoded
 
     def count(search: SingleSearches, pairs: Sequence[Pair], *given: Any) -> Any:
         counted[0] += len(pairs)  # the rows that they name
@@ -27,7 +27,7 @@ def entries_read(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
             counted[0] += 1
             yield pair
 
-    monkeypatch.setattr(SingleSearches, "_decoded", count)
+    monkeypatch.setattr(SingleSearches, "decoded", count)
     monkeypatch.setattr(find, "islice", count_all)
 
     def since() -> int:
