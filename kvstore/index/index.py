@@ -379,9 +379,8 @@ class Index:
         self._touched += len(keys)
 
     def _delete(self, keys: Sequence[bytes]) -> None:
-        transaction = self._writable()
-        for key in keys:
-            transaction.delete(key)
+        for _ in map(self._writable().delete, keys):
+            pass
         self._touched += len(keys)
 
     def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> None:

@@ -23,12 +23,12 @@ import pyarrow.compute as pc
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
-from kvstore.request.native_rows import rows_found
+from kvstore.request.native_rows import native_differences, rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import ENTRIES, between, codes_of, entries_in_order, index_of
+from logformat.rows.entries import ENTRIES, FEW, between, codes_of, entries_in_order, entries_prefix, index_of
 from logformat.rows.keys import ROW
 
 BUILD_ROWS = 1 << 16
@@ -53,8 +53,9 @@ class TableEntries:
         self.made_to: dict[int, bytes] = {}
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
+        self._bits = tuple((name, 1 << nth) for nth, name in enumerate(self._all_names))
 
-    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+    def move(self, index: Index, keys: BinaryColumn, rows: BinaryColumn) -> None:
         """Change entries with rows, in the open transaction of the index that changes these.
 
         Args:
@@ -73,11 +74,13 @@ class TableEntries:
             known = [each for each in self.indexes if each.index_id in counts]
             if not known:
                 return
-            column = BinaryColumn.from_list(keys)
-            there, old = view.find(column)
-        before = self._side(column, there, old)
-        stays = np.fromiter(map(bool, rows), bool, len(rows))
-        after = self._side(column, stays, BinaryColumn.from_list(list(filter(None, rows))))
+            there, old = view.find(keys)
+        differ = native_differences(layout_of(self.definition), keys, there, old, rows, self._bits)
+        if differ is not None and len(changed := np.flatnonzero(differ)) < len(keys):
+            old = old.take((np.cumsum(there) - 1)[changed[there[changed]]])
+            keys, rows, there, differ = keys.take(changed), rows.take(changed), there[changed], differ[changed]
+        before = self._side(keys, there, old)
+        after = self._side(keys, rows.lengths > 0, rows.without_empty())
         removed: list[bytes] = []
         added: list[bytes] = []
         values: list[bytes] = []
@@ -85,11 +88,15 @@ class TableEntries:
             id, names = each.index_id, self._names[each.index_id]
             made_to = self.made_to.get(id)
             stop = len(keys) if made_to is None else bisect_left(keys, made_to)
-            places = np.flatnonzero(before.differs(after, names)[:stop])
+            if differ is None:
+                differs = before.differs(after, names)
+            else:
+                differs = differ & np.uint64(sum(bit for name, bit in self._bits if name in names)) != 0
+            places = np.flatnonzero(differs[:stop])
             (gone, _), (new, its_values) = before.entries(id, names, places), after.entries(id, names, places)
-            removed += gone
-            added += new
-            values += its_values
+            removed += gone.to_list()
+            added += new.to_list()
+            values += its_values.to_list()
             index.note_entries(id, counts[id] + len(new) - len(gone), are_whole=made_to is None)
         index.move_entries(removed, added, values)
 
@@ -154,13 +161,12 @@ class _Side:
             differs[both] = reduce(or_, (_unequal(one, another) for one, another in columns))
         return differs
 
-    def entries(self, id: int, names: Sequence[str], places: np.ndarray) -> tuple[list[bytes], list[bytes]]:
+    def entries(self, id: int, names: Sequence[str], places: np.ndarray) -> tuple[BinaryColumn, BinaryColumn]:
         """Keys and values of the entries of those rows at some places that are there, in their order."""
         places = places[self._there[places]]
         if not len(places):
-            return [], []
-        entries, values = entries_in_order(id, codes_of(self._columns(names, places)), self._keys.take(places))
-        return entries.to_list(), values.to_list()
+            return BinaryColumn.from_list([]), BinaryColumn.from_list([])
+        return in_order(id, codes_of(self._columns(names, places)), self._keys.take(places))
 
     def _columns(self, names: Sequence[str], places: np.ndarray) -> list[pa.Array]:
         assert self._rows is not None
@@ -178,6 +184,18 @@ def _unequal(one: pa.Array, other: pa.Array) -> np.ndarray:
         unequal = pc.fill_null(unequal, pc.not_equal(one.is_null(), other.is_null()))
     flags: np.ndarray = unequal.to_numpy(zero_copy_only=False)
     return flags
+
+
+def in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[BinaryColumn, BinaryColumn]:
+    """See :func:`logformat.rows.entries.entries_in_order`; by the native kernel where there is one."""
+    from kvstore.kernel import library, writes
+
+    kernel = library.kernel()
+    if kernel is not None and len(keys) >= FEW:
+        made = writes.entries(kernel, entries_prefix(index_id), codes, keys)
+        if made is not None:
+            return made
+    return entries_in_order(index_id, codes, keys)
 
 
 def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
@@ -283,7 +301,7 @@ def _some(
                 break
     if not rows:
         return ([], []), b""
-    entries, values = entries_in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
+    entries, values = in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
     return (entries.to_list(), values.to_list()), following
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Layer
-from kvstore.indexing.entries import columns_of
+from kvstore.indexing.entries import columns_of, in_order
 from kvstore.memtable.layers import MADE_BYTES
 from kvstore.memtable.run import FEW_KEYS, Run
 from kvstore.meta.state import TableDefinition
@@ -22,7 +22,7 @@ from kvstore.request.native_rows import rows_found
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
-from logformat.rows.entries import codes_of, entries_in_order, row_keys_of
+from logformat.rows.entries import codes_of, row_keys_of
 
 
 class NewerEntries:
@@ -72,7 +72,7 @@ def entries_of_layer(layer: Layer, definition: TableDefinition, index: Secondary
     keys = keys.take(places)
     rows_of_layer = FoundRows.of(keys, rows.take(places))
     columns = rows_found(layout_of(definition), rows_of_layer, columns_of(definition, index)).columns
-    return Run(*entries_in_order(index.index_id, codes_of(columns), keys))
+    return Run(*in_order(index.index_id, codes_of(columns), keys))
 
 
 def _places(run: Run, ranges: Sequence[tuple[bytes, bytes]]) -> list[range]:

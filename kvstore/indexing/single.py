@@ -19,7 +19,7 @@ from kvstore.indexing.newer import NewerEntries
 from kvstore.memtable.memtable import Memtable, Published
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.rows.entries import CODE_BYTES_MAX, between, entries_prefix, row_key_of
+from logformat.rows.entries import CODE_BYTES_MAX, between, entries_prefix, length_of, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
 
@@ -60,6 +60,9 @@ class SingleSearches:
             if pa.types.is_integer(kind) or pa.types.is_string(kind):
                 head = entries_prefix(each.index_id)
                 self._of_column[name] = each, int if pa.types.is_integer(kind) else str, encoder_of(kind), head
+        key = [definition.schema.field(name).type for name in definition.primary_key or ()]
+        # Then each is whole in its entry, so the entries of one value are in the order of the keys.
+        self._are_keys_numbers = len(key) == 1 and pa.types.is_integer(key[0])
         self._whole: tuple[Index, int, int] | None = None
 
     def serves(self, column: str, value: Any) -> bool:
@@ -84,7 +87,7 @@ class SingleSearches:
             return UNKNOWN
         keys.update(newer)
         ordered = sorted(keys)
-        rows = self._decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
+        rows = self.decoded(list(zip(ordered, view.get(ordered), strict=True)), column, value, 1)
         return UNKNOWN if rows is UNKNOWN else next(iter(rows), None)
 
     def find_in(self, memtable: Memtable, column: str, value: Any, most: int) -> list[dict[str, Any]] | Unknown:
@@ -102,6 +105,10 @@ class SingleSearches:
             return UNKNOWN
         code = ROW + code
         start = head + code[:CODE_BYTES_MAX]
+        is_short = len(code) <= CODE_BYTES_MAX
+        # No entry that begins with a short code has another value, and most have the row's key after it.
+        its_length, after_code = length_of(code) if is_short else None, len(start)
+        is_first_enough = most == 1 and is_short and self._are_keys_numbers
 
         def look(transaction: Transaction, published: Published) -> list[tuple[bytes, bytes]] | None:
             known = memtable.index, index.index_id, transaction.id()
@@ -110,15 +117,20 @@ class SingleSearches:
                     return None
                 self._whole = known
             keys: list[bytes] = []
-            cursor = transaction.cursor()
-            if cursor.set_range(start):
-                for entry, length in cursor.iternext():
-                    if not entry.startswith(start):
-                        break
-                    if len(keys) == FEW_KEYS:
-                        return None
-                    keys.append(row_key_of(entry, length))
             layers = published.rows.dicts
+            cursor = transaction.cursor()
+            is_there = cursor.set_range(start)
+            while is_there:
+                entry, length = cursor.item()
+                if not entry.startswith(start):
+                    break
+                if len(keys) == FEW_KEYS:
+                    return None
+                is_whole = length == its_length
+                keys.append(ROW + entry[after_code:] if is_whole else row_key_of(entry, length))
+                if is_whole and is_first_enough and not layers:
+                    break
+                is_there = cursor.next()
             if layers:
                 made = tuple(zip(layers, published.rows.made, strict=True))
                 newer = NewerEntries(made, self._definition, index)
@@ -141,7 +153,7 @@ class SingleSearches:
             return rows
 
         rows = memtable.at_once(look)
-        return UNKNOWN if rows is None else self._decoded(rows, column, value, most)
+        return UNKNOWN if rows is None else self.decoded(rows, column, value, most)
 
     def table_of(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         """Rows of :meth:`find_in`, if :attr:`makes_tables`."""
@@ -149,10 +161,15 @@ class SingleSearches:
         batch = pa.RecordBatch.from_struct_array(pa.array(rows, self._struct))
         return pa.Table.from_batches([batch], self._definition.schema)
 
-    def _decoded(
+    def decoded(
         self, pairs: Sequence[tuple[bytes, bytes]], column: str, value: Any, most: int
     ) -> list[dict[str, Any]] | Unknown:
-        """The first of some rows, empty where there is none, that have a value."""
+        """The first of some rows that have a value.
+
+        Args:
+            pairs: Keys, each with its row, empty where there is none.
+            most: Number of rows that are returned, at most.
+        """
         rows: list[dict[str, Any]] = []
         for key, row in pairs:
             if not row:

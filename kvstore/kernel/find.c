@@ -27,6 +27,9 @@ enum { TREE_DEPTH = 6, TREE_ROOT = 40 };
 /* Keys that go down the tree together: while the memory of one is fetched, the others are compared. */
 #define LANES 24
 
+/* After so many keys in one leaf, the next ones go down alone: one for each leaf is enough. */
+#define CLOSE 4
+
 typedef struct {
     const u8 *map;
     u64 pages;
@@ -38,8 +41,14 @@ typedef struct {
     const u8 *key;
     u64 number; /* of the page */
     u64 value;
-    u32 key_bytes, upper, low, high, node, value_bytes;
+    u32 key_bytes, upper, entries, low, high, node, value_bytes;
 } lane_t;
+
+/* Keys that are sought: where each begins, and where the last one ends. */
+typedef struct {
+    const u8 *keys;
+    const i64 *ends;
+} sought_t;
 
 /* Fields at even places, and at multiples of 8. */
 static inline u16 read_16(const u8 *at) { return *(const volatile u16 *)at; }
@@ -74,7 +83,7 @@ static inline int enter(pages_t *pages, lane_t *lane, int kind) {
         return at_fault(pages, lane->number, DAMAGED);
     lane->upper = upper;
     lane->low = kind == BRANCH; /* LMDB ignores the first key of a branch page */
-    lane->high = (lower - HEAD_BYTES) >> 1;
+    lane->high = lane->entries = (lower - HEAD_BYTES) >> 1;
     return DONE;
 }
 
@@ -138,9 +147,9 @@ static inline int go_down(pages_t *pages, lane_t *lane) {
 }
 
 /* The value of the lane's key in its leaf; its bytes are 0 if the key is not there. */
-static inline int take_value(pages_t *pages, lane_t *lane, u32 entries) {
+static inline int take_value(pages_t *pages, lane_t *lane) {
     lane->value = lane->value_bytes = 0;
-    if (lane->low >= entries)
+    if (lane->low >= lane->entries)
         return DONE;
     const u8 *page = page_at(pages, lane->number);
     u32 node = node_of(pages, lane, lane->low);
@@ -208,25 +217,72 @@ static int begin(pages_t *pages, u64 map_bytes, u64 transaction, u64 *root, u32 
     return DONE;
 }
 
+static inline void note(const lane_t *lane, const u8 *map, u64 nth, u64 *values, u32 *value_bytes) {
+    values[nth] = lane->value;
+    value_bytes[nth] = lane->value_bytes;
+    if (lane->value_bytes)
+        __builtin_prefetch(map + lane->value);
+}
+
 static int find_some(pages_t *pages, lane_t *lanes, u32 count, u64 root, u32 depth) {
     int status = DONE;
     for (u32 nth = 0; nth < count; nth++)
         lanes[nth].number = root;
     for (u32 level = 1; level <= depth; level++) {
         int kind = level == depth ? LEAF : BRANCH;
-        u32 entries[LANES];
-        for (u32 nth = 0; nth < count; nth++) {
+        for (u32 nth = 0; nth < count; nth++)
             if ((status = enter(pages, &lanes[nth], kind)))
                 return status;
-            entries[nth] = lanes[nth].high;
-        }
         if ((status = search(pages, lanes, count, kind)))
             return status;
         for (u32 nth = 0; nth < count; nth++)
-            if ((status = kind == BRANCH ? go_down(pages, &lanes[nth]) : take_value(pages, &lanes[nth], entries[nth])))
+            if ((status = kind == BRANCH ? go_down(pages, &lanes[nth]) : take_value(pages, &lanes[nth])))
                 return status;
     }
     return status;
+}
+
+static inline void set_key(const sought_t *sought, u64 nth, lane_t *lane) {
+    lane->key = sought->keys + sought->ends[nth];
+    lane->key_bytes = (u32)(sought->ends[nth + 1] - sought->ends[nth]);
+}
+
+/* Order of a node's key and the lane's, in *order. */
+static inline int compare_node(pages_t *pages, const lane_t *lane, u32 nth, int *order) {
+    const u8 *page = page_at(pages, lane->number);
+    u32 node = node_of(pages, lane, nth);
+    int32_t key_bytes = node ? key_bytes_of(pages, page, node) : -1;
+    if (key_bytes < 0)
+        return at_fault(pages, lane->number, DAMAGED);
+    *order = compare_bytes(page + node + NODE_BYTES, (u32)key_bytes, lane->key, lane->key_bytes);
+    return DONE;
+}
+
+/* Find the lane's next key in the leaf in which it has found one: where keys are in order and close to each other, that
+ * is much less than to go down the tree. *is_here says whether the key must be in this leaf; else nothing is changed
+ * but the lane's key. */
+static int find_next(pages_t *pages, lane_t *lane, const sought_t *sought, u64 nth, int *is_here) {
+    const u8 *before = lane->key;
+    u32 before_bytes = lane->key_bytes, last = lane->entries - 1, step = 1, high = lane->low;
+    int order, status;
+    *is_here = 0;
+    set_key(sought, nth, lane);
+    if (compare_bytes(before, before_bytes, lane->key, lane->key_bytes) > 0)
+        return DONE;
+    if ((status = compare_node(pages, lane, last, &order)) || order < 0)
+        return status;
+    *is_here = 1;
+    while (high < last) { /* the last one is not less */
+        if ((status = compare_node(pages, lane, high, &order)))
+            return status;
+        if (order >= 0)
+            break;
+        lane->low = high + 1;
+        high = last - high < step ? last : high + step;
+        step *= 2;
+    }
+    lane->high = high;
+    return (status = search(pages, lane, 1, LEAF)) ? status : take_value(pages, lane);
 }
 
 /* Find keys as of a transaction.
@@ -246,23 +302,29 @@ EXPORT int kv_find(const u8 *map, u64 map_bytes, u64 transaction, const u8 *keys
     u64 root;
     u32 depth;
     int status = begin(&pages, map_bytes, transaction, &root, &depth);
+    sought_t sought = {keys, key_ends};
     if (!status && root == NOWHERE)
         memset(value_bytes, 0, count * sizeof *value_bytes);
     else
-        for (u64 first = 0; !status && first < count; first += LANES) {
+        for (u64 first = 0, width = LANES; !status && first < count;) {
             lane_t lanes[LANES];
-            u32 some = count - first < LANES ? (u32)(count - first) : LANES;
-            for (u32 nth = 0; nth < some; nth++) {
-                lanes[nth].key = keys + key_ends[first + nth];
-                lanes[nth].key_bytes = (u32)(key_ends[first + nth + 1] - key_ends[first + nth]);
-            }
+            u32 some = count - first < width ? (u32)(count - first) : (u32)width;
+            for (u32 nth = 0; nth < some; nth++)
+                set_key(&sought, first + nth, &lanes[nth]);
             status = find_some(&pages, lanes, some, root, depth);
-            for (u32 nth = 0; !status && nth < some; nth++) {
-                values[first + nth] = lanes[nth].value;
-                value_bytes[first + nth] = lanes[nth].value_bytes;
-                if (lanes[nth].value_bytes)
-                    __builtin_prefetch(map + lanes[nth].value);
+            for (u32 nth = 0; !status && nth < some; nth++)
+                note(&lanes[nth], map, first + nth, values, value_bytes);
+            first += some;
+            lane_t *lane = &lanes[some - 1];
+            u64 next = first;
+            for (int is_here = 1; !status && next < count; next++) {
+                if ((status = find_next(&pages, lane, &sought, next, &is_here)) || !is_here)
+                    break;
+                note(lane, map, next, values, value_bytes);
             }
+            int is_close = next - first >= CLOSE || (some > CLOSE && lanes[some - 1 - CLOSE].number == lane->number);
+            width = is_close ? 1 : width * 4 < LANES ? width * 4 : LANES;
+            first = next;
         }
     *bad = pages.bad;
     return status;

@@ -1,4 +1,5 @@
 /* Encodes keys (docs/format.md, Key), and groups rows by them: logformat/rows/keys.py and kvstore/request/request.py.
+ * Puts entries of secondary indexes in their order: logformat/rows/entries.py.
  *
  * - The columns are valid, as in encode.c, and those of a key have no nulls.
  * - A key is written only where there is room for it.
@@ -230,4 +231,40 @@ EXPORT int kv_rows(const table_t *table, const arrow_array_t *rows, const i64 *p
                     starts, lasts, found) ||
            kv_encode(table, rows, places, (u64)rows->length, scratch, key_ends_of_rows, values, capacity, ends, sums,
                      hashes, cursors);
+}
+
+/* Entries of a secondary index, in their order (docs/format.md, Entries of a secondary index).
+ *
+ * head         of all entries
+ * codes, keys  of count rows: where each begins, and where the last one ends; at least one byte of each key
+ * scratch      room for all codes and keys; ends has a number for each row and one more, entries two entries for each
+ * target       room for these and a head for each; target_ends has the ends of the entries
+ * lengths      bytes of the code of each entry
+ */
+EXPORT int kv_entries(const u8 *head, u64 head_bytes, const u8 *codes, const i64 *code_ends, const u8 *keys,
+                      const i64 *keys_ends, u64 count, u8 *scratch, i64 *ends, entry_t *entries, u8 *target,
+                      i64 *target_ends, u16 *lengths) {
+    ends[0] = target_ends[0] = 0;
+    for (u64 row = 0; row < count; row++) {
+        u64 code_bytes = (u64)(code_ends[row + 1] - code_ends[row]);
+        u64 rest_bytes = (u64)(keys_ends[row + 1] - keys_ends[row]) - 1; /* without the first byte of a key */
+        if (code_bytes > KEY_BYTES_MAX || rest_bytes > KEY_BYTES_MAX ||
+            head_bytes + code_bytes + rest_bytes > KEY_BYTES_MAX)
+            return ASK_PYTHON;
+        memcpy(scratch + ends[row], codes + code_ends[row], code_bytes);
+        memcpy(scratch + ends[row] + code_bytes, keys + keys_ends[row] + 1, rest_bytes);
+        ends[row + 1] = ends[row] + (i64)(code_bytes + rest_bytes);
+        entries[row].row = row;
+    }
+    keys_t joined = {scratch, ends};
+    sort(&joined, entries, entries + count, count, 0);
+    for (u64 nth = 0; nth < count; nth++) {
+        u64 row = entries[nth].row, bytes = key_bytes(&joined, row);
+        u8 *entry = target + target_ends[nth];
+        memcpy(entry, head, head_bytes);
+        memcpy(entry + head_bytes, scratch + ends[row], bytes);
+        target_ends[nth + 1] = target_ends[nth] + (i64)(head_bytes + bytes);
+        lengths[nth] = (u16)(code_ends[row + 1] - code_ends[row]);
+    }
+    return DONE;
 }

@@ -124,12 +124,26 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_measure.restype = ctypes.c_int
     library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
     library.kv_decode.restype = None
+    library.kv_differ.argtypes = [
+        address,
+        address,
+        number,
+        *[address] * 6,
+        *[number] * 3,
+        address,
+        number,
+        number,
+        address,
+    ]
+    library.kv_differ.restype = ctypes.c_int
     library.kv_group.argtypes = [address, address, address, number, address, number, *[address] * 8]
     library.kv_group.restype = ctypes.c_int
     library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
     library.kv_encode.restype = ctypes.c_int
     library.kv_rows.argtypes = [*[address] * 4, number, address, number, *[address] * 9, number, *[address] * 4]
     library.kv_rows.restype = ctypes.c_int
+    library.kv_entries.argtypes = [ctypes.c_char_p, number, *[address] * 4, number, *[address] * 6]
+    library.kv_entries.restype = ctypes.c_int
     library.kv_changes.argtypes = [*[address] * 3, number]
     library.kv_changes.restype = ctypes.c_int
     return library

@@ -1,4 +1,4 @@
-/* Verifies and decodes values of rows (docs/format.md, Row, Record, Row checksum).
+/* Verifies, decodes and compares values of rows (docs/format.md, Row, Record, Row checksum).
  *
  * - Values lie in a buffer of the caller, which nothing else writes: what was checked stays as it was.
  * - Nothing outside a value is read: its size is held against the fixed part, and the sizes of its variable columns
@@ -214,4 +214,63 @@ EXPORT void kv_decode(const u8 *flat, const i64 *starts, const i64 *ends, u64 co
                 decode_validity(flat, starts, ends, first, last, bitmap, column);
         }
     }
+}
+
+/* A column whose values are compared, or VARIABLE; kvstore/kernel/rows.py has the same. bit says which one it is in the
+ * result; 0 for a column that only has its place before others. The others are as in column_t. */
+typedef struct {
+    u64 number, place, width, kind, bit;
+} compared_t;
+
+static inline int is_whole(const weights_t *weights, u64 key_sum, const u8 *value, u64 bytes, u64 fixed,
+                           u64 schema_id) {
+    if (bytes % WORD || bytes < fixed || (half_at(value + SCHEMA_ID) & 0xFFFF) != schema_id)
+        return 0;
+    u32 stored = half_at(value);
+    return (u32)mix(key_sum + sum_of_value(weights, value, bytes) - stored * weights->of_values[0]) == stored;
+}
+
+/* Which columns of a row have other values after a change: verified rows of one schema.
+ *
+ * keys, key_ends   count keys: where each begins, and where the last one ends
+ * flat, starts, ends    the rows before the change; later and its two the rows after it. Equal where there is no row
+ * columns          all that are VARIABLE, in the order of the record, then others that are compared
+ * differ           for each key the bits of the columns, all bits if there is only one row
+ */
+EXPORT int kv_differ(const u8 *keys, const i64 *key_ends, u64 count, const u8 *flat, const i64 *starts, const i64 *ends,
+                     const u8 *later, const i64 *later_starts, const i64 *later_ends, u64 schema_id, u64 bitmap,
+                     u64 fixed, const compared_t *columns, u64 width, u64 variable, u64 *differ) {
+    weights_t weights = some_weights();
+    for (u64 row = 0; row < count; row++) {
+        const u8 *one = flat + starts[row], *other = later + later_starts[row];
+        u64 bytes = (u64)(ends[row] - starts[row]), others = (u64)(later_ends[row] - later_starts[row]);
+        u64 at = fixed, at_other = fixed, bits = 0;
+        differ[row] = bytes || others ? UINT64_MAX : 0;
+        u64 sum = sum_of_key(&weights, keys + key_ends[row], (u64)(key_ends[row + 1] - key_ends[row]));
+        if ((bytes && !is_whole(&weights, sum, one, bytes, fixed, schema_id)) ||
+            (others && !is_whole(&weights, sum, other, others, fixed, schema_id)))
+            return ASK_PYTHON;
+        if (!bytes || !others)
+            continue;
+        for (u64 nth = 0; nth < width; nth++) {
+            const compared_t *column = &columns[nth];
+            const u8 *cell = one + column->place, *its_other = other + column->place;
+            u64 size = column->width, others_size = size;
+            if (nth < variable) {
+                size = half_at(cell);
+                others_size = half_at(its_other);
+                cell = one + at;
+                its_other = other + at_other;
+                at += size;
+                at_other += others_size;
+                if (at > bytes || at_other > others)
+                    return ASK_PYTHON;
+            }
+            if (column->bit && (size != others_size || memcmp(cell, its_other, size) ||
+                                is_null(one + bitmap, column->number) != is_null(other + bitmap, column->number)))
+                bits |= column->bit;
+        }
+        differ[row] = bits;
+    }
+    return DONE;
 }

@@ -1,4 +1,4 @@
-"""Verifies and decodes values of rows, a whole column in one pass; ``rows.c`` has its invariants.
+"""Verifies, decodes and compares values of rows, a whole column in one pass; ``rows.c`` has its invariants.
 
 It knows columns of fixed width, flags, strings and bytes. What it does not know, and what it finds wrong, is for
 :class:`logformat.rows.rows.RowCodec`, to which it is held.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from logformat.binary_column import WORD, Places
+from logformat.binary_column import WORD, BinaryColumn, Places
 from logformat.checksum import weights_of_keys, weights_of_values
 from logformat.rows.schema import is_variable
 
@@ -121,6 +121,51 @@ def decode(kernel: ctypes.CDLL, values: Places, shape: Shape, wanted: Sequence[i
         pa.Array.from_buffers(shape.types[number], count, buffers[place], null_count=nulls[place])
         for number, place in zip(wanted, wanted_places, strict=True)
     ]
+
+
+def compared(shape: Shape, bits: Mapping[int, int]) -> tuple[np.ndarray, int]:
+    """Columns for :func:`differences`, and how many of them have values whose sizes differ.
+
+    Args:
+        bits: The bit of each column that is compared, by its number.
+    """
+    is_variable = shape.columns[:, _KIND] == _VARIABLE
+    needed = is_variable.copy()
+    needed[list(bits)] = True
+    order = np.flatnonzero(needed)
+    order = order[np.argsort(~is_variable[order], kind="stable")]
+    its_bits = np.array([bits.get(number, 0) for number in order.tolist()], np.uint64)
+    return np.column_stack([shape.columns[order, : _KIND + 1], its_bits]), int(is_variable.sum())
+
+
+def differences(
+    kernel: ctypes.CDLL,
+    keys: BinaryColumn,
+    before: Places,
+    after: Places,
+    shape: Shape,
+    columns: tuple[np.ndarray, int],
+    schema_id: int,
+) -> np.ndarray | None:
+    """Which columns of rows have other values after a change: bits, uint64 ``(n,)``, all if there is only one row.
+
+    Args:
+        before, after: Rows of each key; empty where there is none.
+        columns: See :func:`compared`.
+
+    Returns:
+        None if not all rows are of this schema, or one is damaged.
+    """
+    numbers, variable = columns
+    differ = np.empty(len(keys), np.uint64)
+    offsets = np.ascontiguousarray(keys.offsets)
+    status = kernel.kv_differ(
+        *_addresses(keys.flat, offsets),
+        len(keys),
+        *_addresses(before.flat, before.starts, before.ends, after.flat, after.starts, after.ends),
+        *(schema_id, shape.bitmap, shape.fixed, numbers.ctypes.data, len(numbers), variable, differ.ctypes.data),
+    )
+    return differ if status == _DONE else None
 
 
 def _buffers(column: np.ndarray, count: int) -> list[pa.Buffer | None]:

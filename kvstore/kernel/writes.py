@@ -27,6 +27,7 @@ _TEXT = 4
 _WAYS = {Layout.OPAQUE: 0, Layout.UNSIGNED: 1, Layout.SIGNED: 2, Layout.FLAG: 3, Layout.VARIABLE: _TEXT}
 """How columns of a key are encoded; ``keys.c`` has the same."""
 KEY_COLUMNS_MAX = 64
+_LENGTH_BYTES = 2
 
 
 class Table:
@@ -96,6 +97,32 @@ def group(
         BinaryColumn(flat, offsets, table.key_width),
         *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
     )
+
+
+def entries(
+    kernel: ctypes.CDLL, head: bytes, codes: BinaryColumn, keys: BinaryColumn
+) -> tuple[BinaryColumn, BinaryColumn] | None:
+    """Keys and values of entries of a secondary index, in their order.
+
+    Args:
+        head: What all entries begin with.
+        codes: Of the columns of each row; none is a proper prefix of another.
+        keys: Of the rows, not empty, each once.
+
+    Returns:
+        None if Python has to make them, because one is longer than a key may be.
+    """
+    count = len(keys)
+    room = int(codes.offsets[-1] - codes.offsets[0] + keys.offsets[-1] - keys.offsets[0])
+    flat, numbers = np.empty(2 * room + len(head) * count, np.uint8), np.empty(6 * count + 2, np.int64)
+    ends, lengths = numbers[4 * count : 5 * count + 1], np.empty((count, _LENGTH_BYTES), np.uint8)
+    target, target_ends = flat[room:], numbers[5 * count + 1 :]
+    given = [np.ascontiguousarray(each) for each in (codes.flat, codes.offsets, keys.flat, keys.offsets)]
+    status = kernel.kv_entries(
+        *(head, len(head), *(address_of(each) for each in given), count),
+        *(address_of(each) for each in (flat, ends, numbers, target, target_ends, lengths)),
+    )
+    return None if status != _DONE else (BinaryColumn(target, target_ends), BinaryColumn.from_matrix(lengths))
 
 
 def encode(

@@ -70,7 +70,7 @@ class Published:
 class MovedEntries(Protocol):
     """Entries that change with the rows of an index."""
 
-    def move(self, index: Index, keys: Sequence[bytes], rows: Sequence[bytes]) -> None:
+    def move(self, index: Index, keys: BinaryColumn, rows: BinaryColumn) -> None:
         """Change them in the open transaction that stores rows.
 
         Args:
@@ -118,12 +118,12 @@ class _Merge:
             CorruptData: See :meth:`MovedEntries.move`. The same.
         """
         due = ceil((share - self.share) * self._count)
-        keys, rows, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
+        run, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
         is_last = sum(places) == self._count
         try:
             if entries is not None:
-                entries.move(index, keys, rows)
-            index.put(keys, rows)
+                entries.move(index, run.keys, run.rows)
+            index.put(run.keys.to_list(), run.rows.to_list())
             if is_last:
                 for writer_id, entry in self._writers.all().items():
                     index.put_writer(writer_id, entry)

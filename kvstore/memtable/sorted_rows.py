@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import cast
 
 import numpy as np
@@ -71,8 +71,8 @@ class SortedRows:
         """All rows; none was taken."""
         return merged(self._parts) if self._parts else Run.of([], [])
 
-    def next(self, count: int, bytes_max: int) -> tuple[list[bytes], list[bytes], list[int]]:
-        """Keys and rows that come next; and the places to give to :meth:`taken` once they are stored.
+    def next(self, count: int, bytes_max: int) -> tuple[Run, list[int]]:
+        """The rows that come next; and the places to give to :meth:`taken` once they are stored.
 
         Args:
             count: How many at most, or one of each layer; at least one.
@@ -82,18 +82,18 @@ class SortedRows:
         all_parts = zip(self._parts, self._places, ends, strict=True)
         taken = [(part, first, last) for part, first, last in all_parts if last > first]
         if not taken:
-            return [], [], ends
+            return Run.of([], []), ends
         if len(taken) == 1:
             ((part, first, last),) = taken
             run = part.slice(first, last)
         else:
             run = merged([part.slice(first, last) for part, first, last in taken])
-        keys, rows = run.keys.moved().to_list(), run.rows.moved().to_list()
-        if sum(map(len, rows)) > bytes_max:
-            few = next(few for few, size in enumerate(accumulate(map(len, rows)), 1) if size > bytes_max)
-            keys, rows = keys[:few], rows[:few]
-            ends = self._up_to(keys[-1], ends)
-        return keys, rows, ends
+        offsets = run.rows.offsets
+        if offsets[-1] - offsets[0] > bytes_max:
+            few = int(np.searchsorted(offsets, offsets[0] + bytes_max, "right"))
+            run = run.slice(0, few)
+            ends = self._up_to(run.keys[-1], ends)
+        return Run(run.keys.moved(), run.rows.moved()), ends
 
     def taken(self, places: list[int]) -> None:
         """What :meth:`next` has given is stored."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from kvstore.kernel.few import FewRows
     from kvstore.kernel.rows import Shape
 
+Bits: TypeAlias = tuple[tuple[str, int], ...]
+_BITS_MAX = 64
+
 
 def native_columns(
     layout: TableLayout, values: BinaryColumn, places: np.ndarray, keys: BinaryColumn, names: Sequence[str]
@@ -30,9 +33,41 @@ def native_columns(
     Returns:
         None if Python has to decode the rows, or to say what is wrong with them.
     """
-    starts, ends = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
+    return _decoded(layout, Places.of(keys), _places_of(values, places, len(keys)), names)
+
+
+def native_differences(
+    layout: TableLayout, keys: BinaryColumn, there: np.ndarray, before: BinaryColumn, after: BinaryColumn, bits: Bits
+) -> np.ndarray | None:
+    """Which columns of rows have other values after a change; see :func:`kvstore.kernel.rows.differences`.
+
+    Args:
+        there: Whether each key has a row before the change: bool ``(n,)``.
+        before: These rows.
+        after: The row of each key, empty if it has none.
+        bits: Names of columns, each with its bit.
+
+    Returns:
+        None if Python has to compare the rows, or to say what is wrong with them.
+    """
+    from kvstore.kernel import library
+    from kvstore.kernel.rows import differences
+
+    kernel = library.kernel()
+    known = None if kernel is None else _compared(layout, bits)
+    if kernel is None or known is None:
+        return None
+    places = _places_of(before, np.flatnonzero(there), len(keys))
+    return differences(kernel, keys, places, Places.of(after), *known, layout.schema_id)
+
+
+def _places_of(values: BinaryColumn, places: np.ndarray, count: int) -> Places:
+    """Where the value of each key is, empty where there is none."""
+    if len(values) == count:
+        return Places.of(values)
+    starts, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
     starts[places], ends[places] = values.offsets[:-1], values.offsets[1:]
-    return _decoded(layout, Places.of(keys), Places(values.flat, starts, ends), names)
+    return Places(values.flat, starts, ends)
 
 
 def rows_found(layout: TableLayout, stored: FoundRows, names: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -116,6 +151,18 @@ def few_rows_of(layout: TableLayout, schema_id: SchemaId, names: tuple[str, ...]
     if not FewRows.supports(schema, layout.key_schema, stored):
         return None
     return FewRows(decode, schema, layout.key_schema, stored, codec.dtype, schema_id)
+
+
+@lru_cache(maxsize=256)
+def _compared(layout: TableLayout, bits: Bits) -> tuple[Shape, tuple[np.ndarray, int]] | None:
+    """How rows of the current schema are compared; None if the kernel can't."""
+    from kvstore.kernel.rows import compared
+
+    shape_of = _shape(layout, layout.schema_id)
+    if shape_of is None or len(bits) > _BITS_MAX:
+        return None
+    columns_of, shape = shape_of
+    return shape, compared(shape, {columns_of[name]: bit for name, bit in bits if name in columns_of})
 
 
 @lru_cache(maxsize=256)

@@ -373,13 +373,13 @@ class Reading:
     def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
         """The row of :meth:`ReadTable.find_one`, if it can be found without Arrow."""
         definition = self.keyed()
-        at_once = self._found_at_once(definition, columns, 1)
-        if at_once is not UNKNOWN:
-            return at_once[0] if at_once else None
         searches = self._searches_for(definition, columns)
         if searches is None:
             return UNKNOWN
         [(column, value)] = columns.items()
+        at_once = self._found_at_once(searches[0], column, value, 1)
+        if at_once is not UNKNOWN:
+            return at_once[0] if at_once else None
         with self.one_moment():
             for handle, search in zip(self.handles, searches, strict=True):
                 with handle.latest() as view:
@@ -391,23 +391,23 @@ class Reading:
 
     def found_few(self, columns: Mapping[str, Any]) -> pa.Table | None:
         """The rows of :meth:`ReadTable.find`, if there are few and they can be found without Arrow."""
-        definition = self.keyed()
-        searches = self._searches_for(definition, columns)
+        searches = self._searches_for(self.keyed(), columns)
         if searches is None or not searches[0].makes_tables:
             return None
-        rows = self._found_at_once(definition, columns, FEW_KEYS)
+        [(column, value)] = columns.items()
+        rows = self._found_at_once(searches[0], column, value, FEW_KEYS)
         return None if rows is UNKNOWN else searches[0].table_of(rows)
 
     def _found_at_once(
-        self, definition: TableDefinition, columns: Mapping[str, Any], most: int
+        self, search: SingleSearches, column: str, value: Any, most: int
     ) -> list[dict[str, Any]] | Unknown:
-        only, searches = self._only, self._searches_for(definition, columns)
-        if only is None or searches is None:
+        """Up to so many rows of a table with one bucket, which this process writes."""
+        only = self._only
+        if only is None:
             return UNKNOWN
-        [(column, value)] = columns.items()
         try:
             memtable = only.memtable()
-            return UNKNOWN if memtable is None else searches[0].find_in(memtable, column, value, most)
+            return UNKNOWN if memtable is None else search.find_in(memtable, column, value, most)
         except (StoreError, OSError):
             self.current()  # a dropped table or closed store is the cause to report
             return UNKNOWN  # perhaps the bucket was given to another process; else the general way says what it is

@@ -67,6 +67,11 @@ def entries_prefix(index_id: int) -> bytes:
     return ENTRIES + _ID.pack(index_id)
 
 
+def length_of(code: bytes) -> bytes:
+    """Value of the entry of a short code, if the row's key follows it in the entry."""
+    return _LENGTHS[len(code)]
+
+
 def codes_of(columns: Sequence[pa.Array]) -> BinaryColumn:
     """The code of each row of some columns; none is a proper prefix of another.
 

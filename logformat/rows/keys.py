@@ -70,12 +70,12 @@ class KeyCodec:
             matrix[:, 0] = ROW[0]
             np.concatenate(codes, axis=1, out=matrix[:, len(ROW) :])
             return BinaryColumn.from_matrix(matrix)
-        parts = (
-            _encode_variable(column)
-            if is_variable(column.type)
-            else BinaryColumn.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow()
-            for column in columns
-        )
+        parts: list[pa.BinaryArray | pa.BinaryScalar] = []
+        for column in columns:
+            if is_variable(column.type):
+                parts += [_escaped(column), _END]
+            else:
+                parts.append(BinaryColumn.from_matrix(np.ascontiguousarray(_encode_fixed(column))).to_arrow())
         return BinaryColumn.from_arrow(pc.binary_join_element_wise(_ROW, *parts, binary_column.EMPTY))
 
     def decode(self, keys: BinaryColumn) -> list[pa.Array]:
@@ -122,14 +122,14 @@ class KeyCodec:
         return columns
 
 
-def _encode_variable(column: pa.Array) -> pa.BinaryArray:
+def _escaped(column: pa.Array) -> pa.BinaryArray:
     raw = column.view(pa.binary())
     data = column.buffers()[2]
     # Few keys contain these bytes, and searching is much cheaper than replacing.
     if data is not None and (np.frombuffer(data, np.uint8) <= _ESCAPED_MAX).any():
         for byte, code in _ESCAPES:
             raw = pc.replace_substring(raw, byte, code)
-    return pc.binary_join_element_wise(raw, _END, binary_column.EMPTY)
+    return raw
 
 
 def _encode_fixed(column: pa.Array) -> np.ndarray:

@@ -20,7 +20,7 @@ from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher, key_sums
 from logformat.ids import SchemaId, TableId
 from logformat.rows.keys import ROW
-from tests.kernel.both import assert_both_agree, assert_same_columns
+from tests.kernel.both import assert_both_agree, assert_same_columns, found_by_kernel
 from tests.kernel.guarded import guarded
 from tests.kernel.reference import tree_file
 
@@ -31,6 +31,8 @@ _ROWS = {
 _BIG = {ROW + b"big": bytes(700)}
 _KEYS = [*list(_ROWS)[::5], *_BIG, ROW, ROW + b"\x07\x08", b"\0", b"\xff" * 511]
 
+_MANY_KEYS = sorted([*_ROWS, *(key + b"x" for key in _ROWS), *_KEYS])
+
 
 def index_pages(data: bytes) -> None:
     """Keys are looked for in a file of any bytes: each by itself, then all together."""
@@ -38,6 +40,9 @@ def index_pages(data: bytes) -> None:
     places = [guarded(data), np.frombuffer(data, np.uint8).copy()]
     for keys in (*([key] for key in _KEYS), _KEYS):
         assert_both_agree(data, places, _TRANSACTION, keys)
+    if library.kernel() is not None:
+        for place in places:  # in a damaged leaf, keys in order are looked for in another way
+            found_by_kernel(place, _TRANSACTION, _MANY_KEYS)
 
 
 def index_pages_seeds() -> list[bytes]:

@@ -32,12 +32,13 @@ def assert_both_agree(data: bytes, places: Sequence[np.ndarray], transaction: in
     values, refusals = found_by_reference(data, transaction, keys)
     if library.kernel() is not None:
         for place in places:
-            found = _found_by_kernel(place, transaction, keys)
+            found = found_by_kernel(place, transaction, keys)
             assert found in refusals if refusals else found == values
     return not refusals
 
 
-def _found_by_kernel(place: np.ndarray, transaction: int, keys: Sequence[bytes]) -> list[bytes] | Refused:
+def found_by_kernel(place: np.ndarray, transaction: int, keys: Sequence[bytes]) -> list[bytes] | Refused:
+    """Values of keys in a file, empty where there is none."""
     kernel = library.kernel()
     assert kernel is not None
     try:

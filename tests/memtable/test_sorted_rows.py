@@ -28,10 +28,10 @@ def slices(layers: list[Layer[bytes, bytes]], count: int, bytes_max: int) -> lis
     """
     left, found = SortedRows(Layers(tuple(layers))), []
     while left.left:
-        keys, rows, places = left.next(count, bytes_max)
-        assert keys == sorted({*keys})
+        run, places = left.next(count, bytes_max)
+        assert [*run] == sorted({*run})
         left.taken(places)
-        found.append(dict(zip(keys, rows, strict=True)))
+        found.append(dict(run.items()))
     return found
 
 

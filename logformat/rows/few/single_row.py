@@ -114,7 +114,8 @@ class SingleRowCodec:
                 row[:1] = self._stored(key)
         except (ValueError, OverflowError):
             return None
-        return dict(zip(self._names, row if in_order is None else in_order(row), strict=True))
+        # As many as there are names; to have it verified takes longer than all else here.
+        return dict(zip(self._names, row if in_order is None else in_order(row)))  # noqa: B905
 
     def key_of(self, code: bytes) -> Any | None:
         """The key that has this code, of one column of integers or text; None if it has another type."""
