@@ -42,7 +42,7 @@ def decode(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
-    more: Sequence[str] = (),
+    others: bool = False,
 ) -> pa.RecordBatch:
     """The record batch of a message whose checksum was verified.
 
@@ -51,7 +51,7 @@ def decode(
         schema: Schema that the message was written with.
         columns: Columns to return, in this order; None for all. Others are not decompressed.
         validate: Also check every offset and every string; needed for bytes that another program may have written.
-        more: Columns to return after these, if they need not be decompressed: then they cost nothing.
+        others: Return all columns of the schema, in its order, if they need not be decompressed: then they cost nothing.
 
     Raises:
         CorruptBatch: The bytes are not such a message, or it is too large.
@@ -64,7 +64,7 @@ def decode(
                 rows = reader.read_next_batch()
         else:
             rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-            columns = None if columns is None else [*columns, *more]
+            columns = None if others else columns
         if columns is not None:
             rows = rows.select(columns)
         if validate:
