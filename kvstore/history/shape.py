@@ -18,9 +18,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Selected
 from kvstore.read.scan import RowFilter, check_filter
 from kvstore.read.time_travel import check_undoable
-from logformat.log.change import ChangeType
-from logformat.rows import intake
-from logformat.rows.python_values import MISFITS
+from logformat.log.change import PREIMAGE, ChangeType
 
 
 def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
@@ -45,7 +43,7 @@ class Shape:
 
     def __init__(self, definition: TableDefinition, filter: pc.Expression) -> None:
         self._filter = RowFilter(filter, definition.schema)
-        self.columns: Sequence[str] = _columns_of(filter, definition.schema)
+        self.columns: Sequence[str] = self._filter.columns(definition.schema)
 
     def check(self, now: TableDefinition, then: TableDefinition) -> None:
         """Verify that the columns of the filter are still there: of dropped ones no value is seen any more.
@@ -62,13 +60,13 @@ class Shape:
     def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
         """What the filter sees; a first half of an update at the end, whose second half is not there, is left out."""
         places = self._filter.places(rows, len(kinds))
-        if len(places) and places[-1] == len(kinds) - 1 and kinds[-1] == ChangeType.UPDATE_PREIMAGE:
+        if len(places) and places[-1] == len(kinds) - 1 and kinds[-1] == PREIMAGE:
             places = places[:-1]  # its second half is in the next range
         if not len(places):
             return Selected(places, kinds[:0], places)
         changed = kinds[places]
-        first = changed == ChangeType.UPDATE_PREIMAGE
-        second = (kinds[places - 1] == ChangeType.UPDATE_PREIMAGE) & (places > 0)
+        first = changed == PREIMAGE
+        second = (kinds[places - 1] == PREIMAGE) & (places > 0)
         adjacent = np.diff(places) == 1  # of the one after it
         leaves = first & ~np.append(adjacent, False)
         enters = second & ~np.append(False, adjacent)
@@ -82,14 +80,3 @@ class Shape:
         for passing in self._filter.passing(inserts):
             if passing.num_rows:
                 yield passing.select(columns)
-
-
-def _columns_of(filter: pc.Expression, schema: pa.Schema) -> list[str]:
-    """The columns that a filter uses: those without which it can't be applied."""
-    used = []
-    for field in schema:
-        try:
-            intake.empty(schema.remove(schema.get_field_index(field.name))).filter(filter)
-        except MISFITS:
-            used.append(field.name)
-    return used

@@ -24,7 +24,7 @@ from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
 from logformat.ids import BucketId, Offset, SchemaId
 from logformat.log.batch import records_of
-from logformat.log.change import ChangeType, words_of
+from logformat.log.change import PREIMAGE, ChangeType, words_of
 
 Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
 End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
@@ -328,7 +328,7 @@ def _part(logged: FoundBatch, decoder: _Decoder, start: Offset, end: Offset, *, 
     header = logged.header
     kinds, rows = decoder.decode(logged)
     first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
-    if whole_updates and 0 < first < last and kinds[first - 1] == ChangeType.UPDATE_PREIMAGE:
+    if whole_updates and 0 < first < last and kinds[first - 1] == PREIMAGE:
         first -= 1
     if (first, last) != (0, header.record_count):
         kinds = kinds[first : max(first, last)]

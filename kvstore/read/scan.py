@@ -298,6 +298,13 @@ class RowFilter:
             return rows_where(rows, self.expression)
         return map(self.understood.matching, rows)
 
+    def columns(self, schema: pa.Schema) -> list[str]:
+        """The columns of a schema that it uses: those without which it can't be applied."""
+        if self.understood.comparisons is not None:
+            used = {each.column for each in self.understood.comparisons}
+            return [name for name in schema.names if name in used]
+        return [field.name for field in schema if not _fits(self.expression, schema, without=field.name)]
+
     def places(self, rows: pa.RecordBatch, count: int) -> np.ndarray:
         """The places of the rows for which it is true, int64, in order.
 
@@ -322,6 +329,14 @@ def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterato
     """
     for batch in rows:
         yield matching(batch, filter)
+
+
+def _fits(filter: pc.Expression, schema: pa.Schema, *, without: str) -> bool:
+    try:
+        matching(intake.empty(schema.remove(schema.get_field_index(without))), filter)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def check_filter(filter: Any, schema: pa.Schema) -> None:
