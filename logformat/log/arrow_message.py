@@ -53,7 +53,7 @@ def decode(
         schema: Schema that the message was written with.
         columns: Columns to return, in this order; None for all. Others are not decompressed.
         validate: Also check every offset and every string; needed for bytes that another program may have written.
-        others: Return all columns of the schema, in its order, if they need not be decompressed: they cost nothing then.
+        others: Return all columns of the schema, in its order, if they need not be decompressed: they are free then.
 
     Raises:
         CorruptBatch: The bytes are not such a message, or it is too large.
