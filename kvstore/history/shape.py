@@ -16,13 +16,9 @@ from kvstore.errors import InvalidRequest, SchemaMismatch
 from kvstore.indexing.filters import has_places
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Selected
-from kvstore.read.scan import check_filter, matching
+from kvstore.read.scan import RowFilter, check_filter
 from kvstore.read.time_travel import check_undoable
-from logformat.log.change import ChangeType
-from logformat.rows import intake
-from logformat.rows.python_values import MISFITS
-
-_PLACE = "_place"
+from logformat.log.change import PREIMAGE, ChangeType
 
 
 def check_shapes(definition: TableDefinition, filter: pc.Expression) -> None:
@@ -46,8 +42,8 @@ class Shape:
     """
 
     def __init__(self, definition: TableDefinition, filter: pc.Expression) -> None:
-        self.filter = filter
-        self.columns: Sequence[str] = _columns_of(filter, definition.schema)
+        self._filter = RowFilter(filter, definition.schema)
+        self.columns: Sequence[str] = self._filter.columns(definition.schema)
 
     def check(self, now: TableDefinition, then: TableDefinition) -> None:
         """Verify that the columns of the filter are still there: of dropped ones no value is seen any more.
@@ -63,37 +59,24 @@ class Shape:
 
     def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
         """What the filter sees; a first half of an update at the end, whose second half is not there, is left out."""
-        count = len(kinds)
-        seen = np.zeros(count, bool)
-        placed = rows.append_column(_PLACE, pa.array(np.arange(count)))
-        seen[matching(placed, self.filter).column(_PLACE).to_numpy()] = True
-        first = kinds == ChangeType.UPDATE_PREIMAGE
-        second = np.append(False, first[:-1])
-        was_seen = np.append(False, seen[:-1])
-        is_seen = np.append(seen[1:], False)
-        leaves, enters = first & seen & ~is_seen, second & seen & ~was_seen
-        if first[-1:].any():  # its second half is in the next range
-            seen[-1] = leaves[-1] = False
-        places = np.flatnonzero(seen)
+        places = self._filter.places(rows, len(kinds))
+        if len(places) and places[-1] == len(kinds) - 1 and kinds[-1] == PREIMAGE:
+            places = places[:-1]  # its second half is in the next range
+        if not len(places):
+            return Selected(places, kinds[:0], places)
         changed = kinds[places]
-        changed[enters[places]] = ChangeType.INSERT
-        changed[leaves[places]] = ChangeType.DELETE
+        first = changed == PREIMAGE
+        second = (kinds[places - 1] == PREIMAGE) & (places > 0)
+        adjacent = np.diff(places) == 1  # of the one after it
+        leaves = first & ~np.append(adjacent, False)
+        enters = second & ~np.append(False, adjacent)
+        changed[enters] = ChangeType.INSERT
+        changed[leaves] = ChangeType.DELETE
         # The second half of an update takes a row away.
-        return Selected(places, changed, leaves[places].astype(np.int64))
+        return Selected(places, changed, leaves.astype(np.int64))
 
     def rows(self, inserts: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The current rows, as inserts, for which the filter is true; a batch without any is left out."""
-        for batch in inserts:
-            if (passing := matching(batch, self.filter)).num_rows:
+        for passing in self._filter.passing(inserts):
+            if passing.num_rows:
                 yield passing.select(columns)
-
-
-def _columns_of(filter: pc.Expression, schema: pa.Schema) -> list[str]:
-    """The columns that a filter uses: those without which it can't be applied."""
-    used = []
-    for field in schema:
-        try:
-            intake.empty(schema.remove(schema.get_field_index(field.name))).filter(filter)
-        except MISFITS:
-            used.append(field.name)
-    return used

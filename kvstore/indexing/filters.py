@@ -77,8 +77,12 @@ class Understood:
 
     def matching(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """The rows for which all comparisons are true."""
+        return rows.filter(self.true_for(rows))
+
+    def true_for(self, rows: pa.RecordBatch) -> pa.Array:
+        """Whether all comparisons are true for each row, bool; false or null where one is null."""
         assert self.comparisons
-        return rows.filter(reduce(pc.and_, (each.of(rows) for each in self.comparisons)))
+        return reduce(pc.and_, (each.of(rows) for each in self.comparisons))
 
 
 @dataclass(frozen=True)

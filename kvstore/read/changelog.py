@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
@@ -21,9 +22,9 @@ from kvstore.bucket.reads import LogReads
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.log.segments import FoundBatch
 from kvstore.meta.state import TableDefinition
-from logformat.ids import BucketId, Offset
-from logformat.log.batch import LogBatch, decode_verified
-from logformat.log.change import ChangeType, words_of
+from logformat.ids import BucketId, Offset, SchemaId
+from logformat.log.batch import records_of
+from logformat.log.change import PREIMAGE, ChangeType, words_of
 
 Start = Literal["full", "earliest", "latest"] | int | Mapping[int, int] | dt.datetime
 End = Literal["latest"] | int | Mapping[int, int] | dt.datetime
@@ -42,7 +43,11 @@ class Selection(Protocol):
         """Names of the columns that it looks at."""
 
     def of(self, rows: pa.RecordBatch, kinds: np.ndarray) -> Selected:
-        """The changes to return of consecutive ones, of which both halves of an update are there."""
+        """The changes to return of consecutive ones, of which both halves of an update are there.
+
+        Args:
+            rows: With these columns; no rows without any.
+        """
 
     def rows(self, inserts: Iterable[pa.RecordBatch], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The inserts to return of some with all columns, with some columns; no empty batch."""
@@ -177,9 +182,10 @@ def changes_between(
     schema = changelog_schema(definition, columns)
     if selection is not None:
         return _gathered(_selected(batches, definition, bucket, schema, start, end, selection))
+    decoder = _Decoder(definition, schema.names, validate=validate)
 
     def changes_in(each: FoundBatch) -> tuple[pa.RecordBatch, int]:
-        part = _part(each, definition, schema.names, (), start, end, whole_updates=whole_updates, validate=validate)
+        part = _part(each, decoder, start, end, whole_updates=whole_updates)
         base, count = each.header.base_offset, len(part.kinds)
         offsets = _offsets(base + part.first, base + part.first + count)
         about = About(bucket, offsets, part.kinds, each.header.commit_timestamp, base)
@@ -221,29 +227,37 @@ def inserts_of(
         yield _arranged(batch, schema, count, about)
 
 
-def _decoded(
-    logged: FoundBatch,
-    definition: TableDefinition,
-    columns: Sequence[str],
-    *,
-    validate: bool,
-    more: Sequence[str] = (),
-) -> LogBatch:
-    """A batch with those of some columns that it has.
+class _Decoder:
+    """Decodes batches of a table.
 
     Args:
-        more: Columns that it has, too, if they need not be decompressed.
+        columns: Columns to decode, of those that a batch has.
+        validate: See :func:`changes_between`.
+        others: See :func:`logformat.log.arrow_message.decode`.
     """
-    header = logged.header
-    written = definition.schema_of(header.schema_id)
-    # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
-    data = logged.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(logged.data))
-    its_names = written.names
-    known = set(its_names)
-    names = [name for name in columns if name in known]
-    others = [name for name in more if name in known]
-    wanted = None if names == its_names else names
-    return decode_verified(header, data, written, wanted, validate=validate, more=others)
+
+    def __init__(
+        self, definition: TableDefinition, columns: Sequence[str], *, validate: bool = False, others: bool = False
+    ) -> None:
+        self._definition = definition
+        self._columns = columns
+        self._how = {"validate": validate, "others": others}
+        self._wanted: dict[SchemaId, tuple[pa.Schema, list[str] | None]] = {}
+
+    def decode(self, logged: FoundBatch) -> tuple[np.ndarray, pa.RecordBatch]:
+        """The change types of a batch, and its rows: all columns, as they are stored, or those that are wanted."""
+        header = logged.header
+        written, wanted = self._wanted.get(header.schema_id) or self._of(header.schema_id)
+        # A view of a file keeps it open; small data is copied, so that batches of many segments can be combined.
+        data = logged.data if header.record_count >= VIEWED_RECORDS_MIN else memoryview(bytes(logged.data))
+        return records_of(header, data, written, wanted, **self._how)
+
+    def _of(self, schema_id: SchemaId) -> tuple[pa.Schema, list[str] | None]:
+        written = self._definition.schema_of(schema_id)
+        known = set(written.names)  # the schema makes a new list of all its names each time
+        names = [name for name in self._columns if name in known]
+        self._wanted[schema_id] = written, None if len(names) == len(known) else names
+        return self._wanted[schema_id]
 
 
 class _Part(NamedTuple):
@@ -251,7 +265,7 @@ class _Part(NamedTuple):
 
     Attributes:
         first: How many of the batch come before them.
-        rows: With the columns that a selection looks at, and perhaps those that are returned.
+        rows: With the columns that a selection looks at, or all.
     """
 
     found: FoundBatch
@@ -295,11 +309,11 @@ def _selected(
     looked_at = pa.schema([definition.schema.field(name).with_nullable(True) for name in selection.columns])
     returned = pa.schema([field for field in schema if field.name not in _CHANGE_NAMES])
     reading = _Reading(definition, bucket, schema, selection, looked_at, returned)
-    more = [name for name in returned.names if name not in looked_at.names]
+    decoder = _Decoder(definition, looked_at.names, others=True)
     parts: list[_Part] = []
     records = size = 0
     for each in batches:
-        part = _part(each, definition, looked_at.names, more, start, end, whole_updates=True)
+        part = _part(each, decoder, start, end, whole_updates=True)
         parts.append(part)
         records, size = records + len(part.kinds), size + part.size
         if records >= READ_ROWS or size >= READ_BYTES:
@@ -309,69 +323,80 @@ def _selected(
         yield from _chosen(parts, reading)
 
 
-def _part(
-    logged: FoundBatch,
-    definition: TableDefinition,
-    columns: Sequence[str],
-    more: Sequence[str],
-    start: Offset,
-    end: Offset,
-    *,
-    whole_updates: bool,
-    validate: bool = False,
-) -> _Part:
-    """The changes of a batch in a range of offsets; see :func:`changes_between`, and :func:`_decoded` for columns."""
+def _part(logged: FoundBatch, decoder: _Decoder, start: Offset, end: Offset, *, whole_updates: bool) -> _Part:
+    """The changes of a batch in a range of offsets; see :func:`changes_between`."""
     header = logged.header
-    batch = _decoded(logged, definition, columns, validate=validate, more=more)
+    kinds, rows = decoder.decode(logged)
     first, last = max(start - header.base_offset, 0), min(end - header.base_offset, header.record_count)
-    if whole_updates and 0 < first < last and batch.change_types[first - 1] == ChangeType.UPDATE_PREIMAGE:
+    if whole_updates and 0 < first < last and kinds[first - 1] == PREIMAGE:
         first -= 1
-    kinds = batch.change_types[first : max(first, last)]
-    return _Part(logged, first, kinds, batch.rows.slice(first, len(kinds)))
+    if (first, last) != (0, header.record_count):
+        kinds = kinds[first : max(first, last)]
+        rows = rows.slice(first, len(kinds))
+    return _Part(logged, first, kinds, rows)
 
 
 def _chosen(parts: Sequence[_Part], reading: _Reading) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The selected changes of some parts, in one batch with its size, if there are any."""
-    counts = np.array([len(part.kinds) for part in parts])
-    looked_at = _joined([part.rows for part in parts], reading.looked_at)
+    looked_at = _batch_of(_joined(parts, reading.looked_at))
     places, kinds, moved = reading.selection.of(looked_at, np.concatenate([part.kinds for part in parts]))
     if not len(places):
         return
-    ends = np.cumsum(counts)
+    ends = np.cumsum([len(part.kinds) for part in parts])
     numbers = np.searchsorted(ends, places, side="right")  # of the part of each
     hit, group = np.unique(numbers, return_inverse=True)
     hits = [parts[number] for number in hit.tolist()]
-    within = places - (ends - counts)[numbers]
+    starts = np.append(0, ends)[hit]
+    within = places - starts[group]
     about = [(part.found.header.commit_timestamp, part.found.header.base_offset, part.first) for part in hits]
-    timestamps, bases, firsts = (np.array(column)[group] for column in zip(*about, strict=True))
-    rows: list[pa.RecordBatch] = []
-    taken: list[np.ndarray] = []
-    count = 0
-    for part, its in zip(hits, np.split(within, np.flatnonzero(np.diff(group)) + 1), strict=True):
-        all_rows, chosen = _all_columns(part, reading), its
-        if len(part.kinds) >= VIEWED_RECORDS_MIN:  # of smaller ones all are joined first, which is faster
-            all_rows, chosen = all_rows.take(pa.array(its)), np.arange(len(its))
-        rows.append(all_rows)
-        taken.append(chosen + count)
-        count += all_rows.num_rows
-    changes = _joined(rows, reading.returned).take(pa.array(np.concatenate(taken)))
+    timestamps, bases, firsts = np.array(about, np.int64).T[:, group]
+    before = np.append(0, np.cumsum(ends[hit] - starts))[group]  # rows of hits before the part of each
+    # `take` of a table, unlike that of a batch, does not join the parts first.
+    rows = _joined(_completed(hits, reading), reading.returned).take(pa.array(before + within))
+    changes = _batch_of(rows)
     columns = About(reading.bucket, bases + firsts + within + moved, kinds, timestamps, bases)
     yield _arranged(changes, reading.schema, len(kinds), columns), changes.nbytes
 
 
-def _all_columns(part: _Part, reading: _Reading) -> pa.RecordBatch:
-    known = set(part.rows.schema.names)
-    its_names = reading.definition.schema_of(part.found.header.schema_id).names
-    if all(name in known for name in reading.returned.names if name in its_names):
-        return part.rows
-    return _decoded(part.found, reading.definition, reading.returned.names, validate=False).rows.slice(
-        part.first, len(part.kinds)
-    )
+def _completed(parts: Sequence[_Part], reading: _Reading) -> Iterator[_Part]:
+    """Parts with all columns that are returned; those that were not decoded are decoded now."""
+    looked_at = set(reading.looked_at.names)
+    missing = [name for name in reading.returned.names if name not in looked_at]
+    rest = _Decoder(reading.definition, missing)
+    for part in parts:
+        written = reading.definition.schema_of(part.found.header.schema_id)
+        if missing and part.rows.num_columns < len(written):
+            _, more = rest.decode(part.found)
+            pieces = part.rows, more.slice(part.first, len(part.kinds))
+            columns = {name: piece.column(name) for piece in pieces for name in piece.schema.names}
+            schema = pa.schema([field for field in written if field.name in columns])
+            rows = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+            yield part._replace(rows=rows)
+        else:
+            yield part
 
 
-def _joined(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows with the columns of a schema."""
-    return _together([_arranged(batch, schema, batch.num_rows) for batch in batches])
+def _joined(parts: Iterable[_Part], schema: pa.Schema) -> pa.Table:
+    """The rows of parts with the columns of a schema; null where they are older than a column."""
+
+    def alike(part: _Part) -> tuple[SchemaId, int]:
+        return part.found.header.schema_id, part.rows.num_columns
+
+    tables = []
+    for _, some in groupby(parts, alike):
+        rows = pa.Table.from_batches([part.rows for part in some])
+        there = dict(zip(rows.column_names, rows.columns, strict=True))
+        columns = [
+            there[field.name] if field.name in there else pa.nulls(rows.num_rows, field.type) for field in schema
+        ]
+        tables.append(pa.Table.from_arrays(columns, schema=schema))
+    return pa.concat_tables(tables)
+
+
+def _batch_of(rows: pa.Table) -> pa.RecordBatch:
+    """The same rows in one batch, which has none without columns."""
+    columns = [each.chunk(0) if each.num_chunks == 1 else each.combine_chunks() for each in rows.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from logformat.rows.python_values import MISFITS
 SCAN_ROWS = 1 << 15
 """Number of rows in a batch of a scan."""
 _WORD = 8
+_PLACE = "_place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +298,28 @@ class RowFilter:
             return rows_where(rows, self.expression)
         return map(self.understood.matching, rows)
 
+    def columns(self, schema: pa.Schema) -> list[str]:
+        """The columns of a schema that it uses: those without which it can't be applied."""
+        if self.understood.comparisons is not None:
+            used = {each.column for each in self.understood.comparisons}
+            return [name for name in schema.names if name in used]
+        return [field.name for field in schema if not _fits(self.expression, schema, without=field.name)]
+
+    def places(self, rows: pa.RecordBatch, count: int) -> np.ndarray:
+        """The places of the rows for which it is true, int64, in order.
+
+        Args:
+            rows: With the columns that it names.
+            count: How many there are; a batch without columns does not say.
+
+        Raises:
+            InvalidRequest: The expression fails for a row.
+        """
+        if self.understood.comparisons is not None:
+            return pc.indices_nonzero(self.understood.true_for(rows)).to_numpy().astype(np.int64)
+        numbered = pa.record_batch([*rows.columns, np.arange(count)], names=[*rows.schema.names, _PLACE])
+        return matching(numbered, self.expression).column(_PLACE).to_numpy()
+
 
 def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterator[pa.RecordBatch]:
     """Rows for which an expression is true.
@@ -306,6 +329,14 @@ def rows_where(rows: Iterable[pa.RecordBatch], filter: pc.Expression) -> Iterato
     """
     for batch in rows:
         yield matching(batch, filter)
+
+
+def _fits(filter: pc.Expression, schema: pa.Schema, *, without: str) -> bool:
+    try:
+        matching(intake.empty(schema.remove(schema.get_field_index(without))), filter)
+    except InvalidRequest:
+        return False
+    return True
 
 
 def check_filter(filter: Any, schema: pa.Schema) -> None:
@@ -340,12 +371,18 @@ def matching(rows: pa.RecordBatch, filter: pc.Expression) -> pa.RecordBatch:
     Raises:
         InvalidRequest: It can't be evaluated on them.
     """
+    from pyarrow import acero  # it imports pandas where there is one, which takes long
+
     try:
-        return rows.filter(filter)
+        source = acero.Declaration("table_source", acero.TableSourceNodeOptions(pa.Table.from_batches([rows])))
+        passing = acero.Declaration("filter", acero.FilterNodeOptions(filter), [source])
+        # RecordBatch.filter() would use threads, which for one batch costs as much again.
+        found = passing.to_table(use_threads=False)
     except MISFITS as error:
         raise InvalidRequest(
             "The filter can't be used on these rows.", filter=filter, reason=str(error).partition("\n")[0]
         ) from error
+    return found.combine_chunks().to_batches()[0] if found.num_rows else rows.slice(0, 0)
 
 
 def _rows_undone(

@@ -20,6 +20,8 @@ Compression = Literal["lz4", "zstd"] | None
 RAW_BYTES_MAX = 1 << 30
 """Limit of the uncompressed bytes of one batch's columns."""
 
+_HEAD = struct.Struct("<Ii")
+_I32, _U32, _U16 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<H")
 _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
 _OPTIONS = {compression: pa.ipc.IpcWriteOptions(compression=compression) for compression in (None, "lz4", "zstd")}
@@ -42,7 +44,7 @@ def decode(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
-    more: Sequence[str] = (),
+    others: bool = False,
 ) -> pa.RecordBatch:
     """The record batch of a message whose checksum was verified.
 
@@ -51,7 +53,7 @@ def decode(
         schema: Schema that the message was written with.
         columns: Columns to return, in this order; None for all. Others are not decompressed.
         validate: Also check every offset and every string; needed for bytes that another program may have written.
-        more: Columns to return after these, if they need not be decompressed: then they cost nothing.
+        others: Return all columns of the schema, in its order, if they need not be decompressed: they are free then.
 
     Raises:
         CorruptBatch: The bytes are not such a message, or it is too large.
@@ -64,7 +66,7 @@ def decode(
                 rows = reader.read_next_batch()
         else:
             rows = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
-            columns = None if columns is None else [*columns, *more]
+            columns = None if others else columns
         if columns is not None:
             rows = rows.select(columns)
         if validate:
@@ -79,8 +81,8 @@ def decode(
 def _is_compressed(message: memoryview) -> bool:
     """Whether a message's buffers are compressed; raises if they would be too large."""
     # Reads the flatbuffers by hand, as far as the buffer list: message.header.buffers.
-    continuation, metadata_bytes = struct.unpack_from("<Ii", message)
-    metadata, body = message[8 : 8 + metadata_bytes], message[8 + metadata_bytes :]
+    continuation, metadata_bytes = _HEAD.unpack_from(message)
+    metadata = message[_HEAD.size : _HEAD.size + metadata_bytes]
     if continuation != _CONTINUATION or metadata_bytes < 8 or metadata_bytes % 8:
         raise CorruptBatch("The Arrow message of a batch has no head; run `kvstore check`.")
     table = FlatTable(metadata, follow(metadata, 0))
@@ -92,6 +94,7 @@ def _is_compressed(message: memoryview) -> bool:
     batch = FlatTable(metadata, follow(metadata, table.field(2)))
     if not batch.field(3):
         return False
+    body = message[_HEAD.size + metadata_bytes :]
     buffers = follow(metadata, batch.field(2))
     (count,) = struct.unpack_from("<I", metadata, buffers)
     raw = 0
@@ -115,18 +118,18 @@ class FlatTable:
 
     def __init__(self, data: memoryview, place: int) -> None:
         self._data, self._place = data, place
-        self.vtable = place - struct.unpack_from("<i", data, place)[0]
-        (self._size,) = struct.unpack_from("<H", data, self.vtable)
+        self.vtable = place - _I32.unpack_from(data, place)[0]
+        (self._size,) = _U16.unpack_from(data, self.vtable)
 
     def field(self, number: int) -> int:
         """Position of the field; 0 if it is absent."""
         slot = 4 + 2 * number
         if slot >= self._size:
             return 0
-        (place,) = struct.unpack_from("<H", self._data, self.vtable + slot)
+        (place,) = _U16.unpack_from(self._data, self.vtable + slot)
         return self._place + place if place else 0
 
 
 def follow(data: memoryview, place: int) -> int:
     """The position that a flatbuffers offset leads to."""
-    return place + int(struct.unpack_from("<I", data, place)[0])
+    return place + int(_U32.unpack_from(data, place)[0])

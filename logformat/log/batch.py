@@ -255,16 +255,11 @@ def decode_verified(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
-    more: Sequence[str] = (),
 ) -> LogBatch:
-    """Like :func:`decode_batch`, for a batch whose header was decoded and whose checksum was verified.
-
-    Args:
-        more: See :func:`logformat.log.arrow_message.decode`.
-    """
+    """Like :func:`decode_batch`, for a batch whose header was decoded and whose checksum was verified."""
     size = LAYOUTS[header.magic].size
     statistics = bytes(view[size : size + header.statistics_length])
-    change_types, rows = records_of(header, view, schema, columns, validate=validate, more=more)
+    change_types, rows = records_of(header, view, schema, columns, validate=validate)
     return LogBatch(**_header_values(header), change_types=change_types, rows=rows, statistics=statistics)
 
 
@@ -275,9 +270,13 @@ def records_of(
     columns: Sequence[str] | None = None,
     *,
     validate: bool = False,
-    more: Sequence[str] = (),
+    others: bool = False,
 ) -> tuple[np.ndarray, pa.RecordBatch]:
-    """The change types and the rows of a batch; see :func:`decode_verified`, which takes twice as long for few."""
+    """The change types and the rows of a batch; see :func:`decode_verified`, which takes twice as long for few.
+
+    Args:
+        others: See :func:`logformat.log.arrow_message.decode`.
+    """
     count = header.record_count
     place = LAYOUTS[header.magic].size + header.statistics_length
     if header.append_only:
@@ -296,7 +295,7 @@ def records_of(
         start = header.records_position if header.magic == MAGIC else place
         if start < place:
             raise CorruptBatch("The rows of a batch begin inside its header.", base_offset=header.base_offset)
-        rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate, more=more)
+        rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate, others=others)
         if rows.num_rows != count:
             raise CorruptBatch("A batch does not hold the rows it counts.", base_offset=header.base_offset)
     return change_types, rows

@@ -41,6 +41,8 @@ class ChangeType(IntEnum):
         return next((change for change in cls if value in (change.short, change.word)), None)
 
 
+PREIMAGE = int(ChangeType.UPDATE_PREIMAGE)
+"""For what looks at each batch: a member of an enumeration takes long to get."""
 _SHORT = {
     ChangeType.APPEND: "+A",
     ChangeType.INSERT: "+I",
