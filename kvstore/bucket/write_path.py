@@ -344,11 +344,12 @@ class WritePath:
         writes = encoded_writes(self.definition)
         if writes is None:
             return None
-        merged = merge_natively(writes, request, self.memtable, self.definition.options.compression)
-        if merged is None and (merged := merge_small(writes, request, self.memtable.get)) is None:
+        batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=0)
+        merged = merge_natively(writes, request, self.memtable, batch, self.definition.options.compression)
+        if merged is None and (merged := merge_small(writes, request, self.memtable.get, batch)) is None:
             return None
-        batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
-        encoded = EncodedBatch.of(batch, merged.encode(batch))
+        batch.record_count, batch.last_offset_delta = merged.records, max(merged.records - 1, 0)
+        encoded = EncodedBatch.of(batch, merged.pieces)
         self.memtable.put(merged.rows)
         self._note(batch, Effect(merged.added_rows, merged.digest))
         return encoded
@@ -445,7 +446,7 @@ class WritePath:
         attributes: int = 0,
         count: int | None = None,
     ) -> LogBatch:
-        if count is None:  # else the rows are encoded already
+        if count is None:  # else encoded rows are merged, and then there is their count
             rows, count = filled(rows, self.definition.stored), rows.num_rows
         if self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER

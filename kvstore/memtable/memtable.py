@@ -23,7 +23,7 @@ import numpy as np
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
-from kvstore.memtable.layers import MADE_BYTES, Layer, Layers
+from kvstore.memtable.layers import MADE_BYTES, Layer, Layers, newest
 from kvstore.memtable.run import Run, found_over
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
 from kvstore.memtable.view import NewerView
@@ -267,7 +267,7 @@ class Memtable:
             lengths[there] = rows_there.lengths
             return lengths, rows_there
         names = keys.to_list()
-        rows = Layers(layers).newest(names)
+        rows = newest(layers, names)
         if are_many and rows and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
             return [old if new is None else new for new, old in zip(rows, self._in_index(keys), strict=True)]
         return self._completed(names, rows)
@@ -278,7 +278,7 @@ class Memtable:
         Raises:
             CorruptData: See :meth:`find`; or a row in the index is empty.
         """
-        return self._completed(keys, Layers(self._layers()).newest(keys))
+        return self._completed(keys, newest(self._layers(), keys))
 
     def _layers(self) -> tuple[Layer[bytes, bytes], ...]:
         """What is pending and what is published, the newest first."""
@@ -334,17 +334,17 @@ class Memtable:
         Args:
             state: With all of it.
         """
-        newest, writers, old = self._pending, self._pending_writers, self.published
+        changed, writers, old = self._pending, self._pending_writers, self.published
         rows, size = old.rows, old.size
-        for run in reversed(self._pending_before):
-            rows, size = rows.over(run), size + run.size
-        runs = [each.size for each in rows.dicts if isinstance(each, Run)]
-        if self._pending_before and len(runs) == len(rows.dicts):
-            size = sum(runs)  # what became one takes less
-        size += ROW_BYTES * len(newest) + sum(map(len, newest)) + sum(map(len, newest.values()))
+        if self._pending_before:
+            for run in reversed(self._pending_before):
+                rows, size = rows.over(run), size + run.size
+            runs = [each.size for each in rows.dicts if isinstance(each, Run)]
+            size = sum(runs) if len(runs) == len(rows.dicts) else size  # what became one takes less
+        size += ROW_BYTES * len(changed) + sum(map(len, changed)) + sum(map(len, changed.values()))
         with self._lock:
             in_place = not self._is_seen
-            rows = rows.added(newest, in_place=in_place) if newest else rows
+            rows = rows.added(changed, in_place=in_place) if changed else rows
             writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
             self.published = Published(old.start, state, rows, writers_now, size)
             self._is_seen = self._is_seen and rows is old.rows

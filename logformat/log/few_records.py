@@ -154,6 +154,13 @@ def finished(batch: memoryview, header: BatchHeader, count: int) -> memoryview:
     return sealed(batch)
 
 
+def packed(header: BatchHeader) -> bytes:
+    """A header whose size, checksum and positions are to be filled in."""
+    data = bytearray(HEADER_BYTES)
+    _put_header(data, header, 0, 0)
+    return bytes(data)
+
+
 def sealed(batch: memoryview) -> memoryview:
     """A whole batch with its checksum."""
     batch[_CRC] = crc32c(batch[_CRC.stop :], crc32c(batch[: _CRC.start])).to_bytes(4, "little")
