@@ -349,10 +349,9 @@ class WritePath:
         if merged is None and (merged := merge_small(writes, request, self.memtable.get, batch)) is None:
             return None
         batch.record_count, batch.last_offset_delta = merged.records, max(merged.records - 1, 0)
-        encoded = EncodedBatch.of(batch, merged.pieces)
         self.memtable.put(merged.rows)
-        self._note(batch, Effect(merged.added_rows, merged.digest))
-        return encoded
+        self._move([batch], Effect(merged.added_rows, merged.digest), self._state.next_count)
+        return EncodedBatch.of(batch, merged.pieces)
 
     def _merge_rows(self, request: Request, timestamp: int, *, decided: bool = False) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; these change last.

@@ -181,9 +181,7 @@ class Log:
 
     def _write(self, batches: Sequence[EncodedBatch], *, fills: bool = False) -> None:
         try:
-            if fills:
-                self._segment.fill_ahead(sum([batch.size for batch in batches]))
-            self._segment.append(batches)
+            self._segment.append(batches, fills=fills)
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -287,11 +287,11 @@ class Memtable:
 
     def _completed(self, keys: Sequence[bytes], rows: list[bytes | None] | None) -> list[bytes]:
         """The rows of keys, of which the index has those that are None, or all if there are no rows."""
+        if rows is not None and None not in rows:
+            return cast("list[bytes]", rows)
         missing = keys if rows is None else [key for key, row in zip(keys, rows, strict=True) if row is None]
-        stored: list[bytes] = []
-        if missing:
-            is_few = len(missing) <= FEW_KEYS
-            stored = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
+        is_few = len(missing) <= FEW_KEYS
+        stored = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
         if rows is None:
             return stored
         others = iter(stored)

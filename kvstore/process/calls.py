@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from kvstore.process.signals import is_put_off
+from kvstore.process.signals import is_disturbed
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def called(*args: P.args, **given: P.kwargs) -> T:
-        if threading.get_ident() != threading.main_thread().ident or is_put_off():
+        if not is_disturbed():
             return work(*args, **given)
         call = Call(lambda: work(*args, **given))
         try:
@@ -161,15 +161,13 @@ class Reply(Generic[T]):
     def set_result(self, result: T) -> None:
         """Give the answer."""
         self._result.append(result)
-        self._end()
+        self._is_done = True  # first, so that a wait that an interrupt ended is not repeated
+        self._answered.put(None)
 
     def set_exception(self, error: BaseException) -> None:
         """Give the reason why there is none."""
         self._error = error
-        self._end()
-
-    def _end(self) -> None:
-        self._is_done = True  # first, so that a wait that an interrupt ended is not repeated
+        self._is_done = True
         self._answered.put(None)
 
     def done(self) -> bool:
@@ -188,7 +186,8 @@ class Reply(Generic[T]):
 
     def result(self) -> T:
         """The answer."""
-        self.wait()
+        if not self._is_done:
+            self._answered.get()
         if self._error is not None:
             raise self._error
         return self._result[0]
