@@ -150,7 +150,9 @@ class WritePath:
     def _apply_if(self, given: Submitted) -> Applied | None:
         """Apply a request, if its condition holds where it has one."""
         request: Request | SmallRequest | None
-        if isinstance(given, ConditionalRequest):
+        if isinstance(given, SmallRequest):
+            request = given
+        elif isinstance(given, ConditionalRequest):
             request = decided(given, self.definition, self.memtable.get)
         elif isinstance(given, ComparedRequest):
             if (first := self._first_answer(given.then, self._now_ms())) is not None:

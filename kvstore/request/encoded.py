@@ -203,16 +203,17 @@ class SmallRequest:
         operations: At least one, but for a part of a commit.
         writes: Of the table's definition as it was when the request was made.
         writer_id, sequence, writer_epoch: See :class:`kvstore.request.request.Request`.
-        stored: What some keys have when its turn comes, empty where there is nothing, if that was looked up before.
+        stored: What the key of each operation has when its turn comes, empty where there is nothing, if that was looked
+            up before.
     """
 
     operations: list[Operation]
     writes: EncodedWrites
-    answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
+    answer: Reply[Any] | Future[Any] = field(default_factory=Reply)
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
     writer_epoch: Epoch = NO_EPOCH
-    stored: dict[bytes, bytes] | None = None
+    stored: list[bytes] | None = None
 
     @property
     def count(self) -> int:
@@ -237,7 +238,7 @@ class SmallConditional(ConditionalRequest):
     """A conditional request about a few keys, decided by the stored bytes.
 
     Attributes:
-        operations_on: Returns the operations on all keys, or None if nothing is to be written, given the value that is
+        operations_on: Returns an operation on each key, or None if nothing is to be written, given the value that is
             there for each key, which is long enough but not verified yet; None if there is none. It may raise
             InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's

@@ -37,7 +37,7 @@ _EXACT = Context(prec=100)
 Decide = Callable[[TableDefinition, pa.RecordBatch], "Changes | None"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class Amounts:
     """What is added to the columns of a row.
 

@@ -45,8 +45,8 @@ def merge_natively(
         return None
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
-        names, known = rows.names, request.stored if isinstance(request, SmallRequest) else None
-        old = [known[name] for name in names] if known and known.keys() >= set(names) else memtable.get(names)
+        known = request.stored if isinstance(request, SmallRequest) else None
+        old = memtable.get(rows.names) if known is None else known
         made = native.make_few(rows, old, packed(header), skips=skips)
     else:
         stored = memtable.stored(rows.keys)
