@@ -140,33 +140,32 @@ class WritePath:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         outcomes: list[Outcome] = []
-        for request in group:
+        for each in group:
             try:
-                outcomes.append(self._apply_if(request))
+                request = each if isinstance(each, SmallRequest) else self._unconditional(each)
+                if request is not None and not isinstance(request, Applied):
+                    request = self.apply(up_to_date(request, self.definition))
+                outcomes.append(request)
             except (InvalidRequest, WriterRejected) as error:
                 outcomes.append(error)
         return outcomes
 
-    def _apply_if(self, given: Submitted) -> Applied | None:
-        """Apply a request, if its condition holds where it has one."""
-        request: Request | SmallRequest | None
-        if isinstance(given, SmallRequest):
-            request = given
-        elif isinstance(given, ConditionalRequest):
-            request = decided(given, self.definition, self.memtable.get)
-        elif isinstance(given, ComparedRequest):
+    def _unconditional(self, given: Submitted) -> Request | SmallRequest | Applied | None:
+        """A request, if its condition holds where it has one; or the answer that it had before."""
+        if isinstance(given, ConditionalRequest):
+            return decided(given, self.definition, self.memtable.get)
+        if isinstance(given, ComparedRequest):
             if (first := self._first_answer(given.then, self._now_ms())) is not None:
                 return first
             given.found[:] = self.memtable.get(given.keys)
-            request = given.then if given.found == given.stored else None
-        else:
-            request = given
-        return None if request is None else self.apply(up_to_date(request, self.definition))
+            return given.then if given.found == given.stored else None
+        return given
 
     def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.
 
         Args:
+            request: See :func:`up_to_date`.
             decided: Whether it belongs to a decided commit, which is valid even if the writer was fenced since.
 
         Raises:
@@ -343,7 +342,7 @@ class WritePath:
 
     def _merge_encoded(self, request: Request | SmallRequest, timestamp: int) -> EncodedBatch | None:
         """Merge rows as they are stored: by the kernel, or if they are few; None if it needs the long way."""
-        writes = encoded_writes(self.definition)
+        writes = request.writes if isinstance(request, SmallRequest) else encoded_writes(self.definition)
         if writes is None:
             return None
         batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=0)

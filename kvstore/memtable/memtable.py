@@ -165,7 +165,11 @@ class Memtable:
     def size(self) -> int:
         """About how many bytes of memory everything published takes, with what reads have made of it."""
         published = self.published
-        return published.size + sum([made[MADE_BYTES] for made in published.rows.made if MADE_BYTES in made])
+        size = published.size
+        for made in published.rows.made:
+            if made:
+                size += made.get(MADE_BYTES, 0)
+        return size
 
     @property
     def is_merged(self) -> bool:
@@ -278,7 +282,14 @@ class Memtable:
         Raises:
             CorruptData: See :meth:`find`; or a row in the index is empty.
         """
-        return self._completed(keys, newest(self._layers(), keys))
+        layers = self._layers()
+        if len(keys) > 1:
+            return self._completed(keys, newest(layers, keys))
+        for key in keys:
+            for layer in layers:
+                if (row := layer.get(key)) is not None:
+                    return [row]
+        return self.index.get(keys)
 
     def _layers(self) -> tuple[Layer[bytes, bytes], ...]:
         """What is pending and what is published, the newest first."""
@@ -348,7 +359,7 @@ class Memtable:
             writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
             self.published = Published(old.start, state, rows, writers_now, size)
             self._is_seen = self._is_seen and rows is old.rows
-        self.drop()
+        self._pending, self._pending_before, self._pending_writers = {}, (), {}
 
     def drop(self) -> None:
         """Drop what is pending."""

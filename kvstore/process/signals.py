@@ -91,7 +91,7 @@ def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bo
     Raises:
         KeyboardInterrupt: Ctrl-C came. The work has ended; what it returned or raised is lost.
     """
-    if not is_disturbed():
+    if threading.get_ident() != _ctrl_c.main or _ctrl_c.is_put_off:
         return work(*args, **given)
     if not _ctrl_c.is_all():
         return False

@@ -48,33 +48,34 @@ def merge_natively(
         known = request.stored if isinstance(request, SmallRequest) else None
         old = memtable.get(rows.names) if known is None else known
         made = native.make_few(rows, old, packed(header), skips=skips)
-    else:
-        stored = memtable.stored(rows.keys)
-        made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
+        if made is None or len(made.batch) > BATCH_BYTES_MAX:
+            return None
+        left = {name: row for name, row, place in zip(*rows, made.final, strict=True) if place >= 0}
+        return EncodedMerge(made.records, [made.batch], left, made.added_rows, made.digest)
+    stored = memtable.stored(rows.keys)
+    made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
     if made is None:
         return None
-    pieces = _pieces(writes.records, header, made, compression, is_whole=isinstance(rows, Few))
+    pieces = _pieces(writes.records, header, made, compression)
     return EncodedMerge(made.records, pieces, _left(rows, made), made.added_rows, made.digest)
 
 
-def _left(rows: Encoded | Few, made: Made) -> dict[bytes, bytes] | Run:
+def _left(rows: Encoded, made: Made) -> dict[bytes, bytes] | Run:
     """The rows that change, by key."""
-    if not isinstance(rows, Few) and len(rows.keys) >= RUN_KEYS:
-        final = np.asarray(made.final)
+    final = np.asarray(made.final)
+    if len(rows.keys) >= RUN_KEYS:
         at = np.flatnonzero(final >= 0)
         return Run(rows.keys.take(at), rows.values.take(final[at]))  # copies: rows have more in their memory
-    names, values = rows if isinstance(rows, Few) else (rows.keys.to_list(), rows.values.to_list())
-    final = made.final if isinstance(made.final, tuple) else made.final.tolist()
-    return {name: values[operation] for name, operation in zip(names, final, strict=True) if operation >= 0}
+    names, values = rows.keys.to_list(), rows.values.to_list()
+    pairs = zip(names, final.tolist(), strict=True)
+    return {name: values[operation] for name, operation in pairs if operation >= 0}
 
 
-def _pieces(
-    encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression, *, is_whole: bool
-) -> list[memoryview]:
+def _pieces(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:
     if made.records < COMPRESSED_RECORDS_MIN:
         compression = None
     if compression is None and len(made.batch) <= BATCH_BYTES_MAX and made.records <= RECORDS_MAX:
         # A copy: the log keeps what is not synced yet, and the kernel had more room than it needed.
-        return [made.batch if is_whole else finished(memoryview(bytearray(made.batch)), header, made.records)]
+        return [finished(memoryview(bytearray(made.batch)), header, made.records)]
     header.change_types, header.rows = encoder.decoded(made.batch, made.records)
     return encode_parts(header, compression=compression)
