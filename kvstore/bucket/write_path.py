@@ -448,7 +448,7 @@ class WritePath:
     ) -> LogBatch:
         if count is None:  # else encoded rows are merged, and then there is their count
             rows, count = filled(rows, self.definition.stored), rows.num_rows
-        if self.named.is_named(request.writer_id):
+        if request.writer_id != NO_WRITER and self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER
         return LogBatch(
             base_offset=self._state.applied_offset,

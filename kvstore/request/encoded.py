@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
@@ -111,7 +111,7 @@ class EncodedWrites:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
         if type(data) is dict:
             operation = self.rows.upsert(data)
-            return None if operation is None else _complete([operation])
+            return None if operation is None or len(operation.value or b"") > BYTES_MAX else [operation]
         if type(data) is not list or not 0 < len(data) <= min(rows_max, ROWS_MAX) or set(map(type, data)) != {dict}:
             return None
         return _complete(list(map(self.rows.upsert, data)))
@@ -293,8 +293,6 @@ def bytes_of(operations: Several[Operation]) -> int:
     return sum([len(each.value) for each in operations if each.value is not None])
 
 
-def _complete(operations: list[Operation] | list[Operation | None]) -> list[Operation] | None:
-    if None in operations:
-        return None
-    complete = cast("list[Operation]", operations)
-    return complete if bytes_of(complete) <= BYTES_MAX else None
+def _complete(operations: list[Operation | None]) -> list[Operation] | None:
+    complete = [each for each in operations if each is not None]
+    return complete if len(complete) == len(operations) and bytes_of(complete) <= BYTES_MAX else None

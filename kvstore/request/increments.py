@@ -128,8 +128,8 @@ def _amount(field: pa.Field, given: Any) -> Any:
     )
 
 
-def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any] | None:
-    """The row that is stored if there is none of the key; None if there is to be an error then.
+def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any]:
+    """The row that is stored if there is none of the key.
 
     Args:
         default: The row to begin with, without its key; a column that is counted begins at 0 if it is left out.
@@ -138,8 +138,6 @@ def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: 
         InvalidRequest: It is no row of this key, or a sum does not fit.
         UnsupportedOperation: The table fills a column of a new row.
     """
-    if default is None:
-        return None
     given = row_of(default)
     if not isinstance(given, Mapping):
         raise SchemaMismatch("`default` is a row: a dict from column name to value.", default=shown(default))
@@ -163,7 +161,7 @@ class Incremented:
 
     Args:
         key: The key, one.
-        first: See :func:`first_row`.
+        first: See :func:`first_row`; None if a key without a row is an error.
     """
 
     def __init__(self, definition: TableDefinition, key: Any, amounts: Amounts, first: dict[str, Any] | None) -> None:

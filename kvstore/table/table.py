@@ -307,7 +307,8 @@ class Table(ReadTable):
         definition = self._written()
         check_last_row(definition)
         given = Amounts.given(definition, amounts)
-        asked = Incremented(definition, key, given, first_row(definition, key, given, default))
+        first = None if default is None else first_row(definition, key, given, default)
+        asked = Incremented(definition, key, given, first)
         if (small := asked.small()) is not None:
             is_done = self._apply_small(*small)
         else:
