@@ -28,8 +28,8 @@ def decided(
     """
     values = get(request.keys)
     if isinstance(request, SmallConditional) and request.writes is encoded_writes(definition):
-        rows = request.writes.rows
-        if all(map(rows.is_whole, filter(None, values))):
+        codec = request.writes.rows
+        if all(map(codec.is_whole, filter(None, values))):
             operations = None
             try:
                 operations = request.operations_on([value or None for value in values])
@@ -37,7 +37,7 @@ def decided(
                 if operations is None:  # what is replaced is verified when it is merged
                     for code, value in zip(request.keys, values, strict=True):
                         if value:
-                            rows.hash_of(code, value)
+                            codec.hash_of(code, value)
             if operations is None:
                 return None
             return SmallRequest(operations, request.writes, request.answer, stored=values)

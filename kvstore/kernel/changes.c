@@ -426,8 +426,11 @@ static u64 laid_out(const u8 *sizes, u64 count, i64 *ends) {
  * memory  a header, of which are filled in the sizes, the counts and the checksum; the sizes of the keys, of the new
  *         values and of what is stored, each 8 bytes, 0 for no row; then these strings, in the same order
  * target  see above; after these bytes comes final, and memory for the call (FEW_WORDS in kvstore/kernel/changes.py)
+ *
+ * Sizes are what ctypes passes at half the cost of others.
  */
-EXPORT int kv_few_changes(const plan_t *plan, const u8 *memory, u64 count, u64 skips, u8 *target, u64 room) {
+EXPORT int kv_few_changes(const plan_t *plan, const u8 *memory, int operations, int skips, u8 *target, int room) {
+    u64 count = (u64)operations;
     const u8 *sizes = memory + HEADER_BYTES, *strings = sizes + 3 * count * WORD, *old_sizes = sizes + 2 * count * WORD;
     i64 *final = (i64 *)(target + room), *each = final + count, *old = each + count, *key_ends = old + count;
     i64 *ends = key_ends + count + 1, *scratch = ends + count + 1;
@@ -438,12 +441,16 @@ EXPORT int kv_few_changes(const plan_t *plan, const u8 *memory, u64 count, u64 s
         old[nth] = (i64)word_at(old_sizes + nth * WORD);
         old_bytes += (u64)old[nth];
     }
-    batch_t batch = {count,    count,   skips, key_bytes,
-                     value_bytes, old_bytes, strings, key_ends,
-                     strings + key_bytes, ends, strings + key_bytes + value_bytes, old,
-                     each, each, each, final, (u8 *)scratch,
-                     count * (sizeof(operation_t) + 2 * sizeof(record_t)) + plan->table->width * sizeof(column_t)};
-    int status = kv_changes(plan, &batch, target, room);
+    const u8 *values = strings + key_bytes;
+    batch_t batch = {
+        .operations = count, .keys = count, .skips = (u64)skips,
+        .key_bytes = key_bytes, .value_bytes = value_bytes, .old_bytes = old_bytes,
+        .key_flat = strings, .key_ends = key_ends, .flat = values, .ends = ends,
+        .old = values + value_bytes, .old_sizes = old,
+        .order = each, .starts = each, .lasts = each, .final = final, .scratch = (u8 *)scratch,
+        .scratch_bytes = count * (sizeof(operation_t) + 2 * sizeof(record_t)) + plan->table->width * sizeof(column_t),
+    };
+    int status = kv_changes(plan, &batch, target, (u64)room);
     if (status)
         return status;
     u64 size = word_at(target), records = word_at(target + WORD);

@@ -125,7 +125,9 @@ class ChangeMaker:
         memory = b"".join([header, _numbers_of(3 * count).pack(*sizes), *strings])
         room = self._room + count * self._room_of_operation + 2 * sum(sizes)
         room += -room % WORD
-        # Nobody else has these bytes yet, so the kernel may fill them.
+        if room > _ROOM_MAX:
+            return None
+        # These bytes are new and known here only, so the kernel may fill them.
         target = bytes(room + self._scratch + (_FEW_WORDS * count + 2) * WORD + count * _SCRATCH_OF_OPERATION)
         if self._make_few(self._plan_at, memory, count, skips, target, room) != _DONE:
             return None
