@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from kvstore.process.signals import is_disturbed
+from kvstore.process.signals import is_put_off
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -108,7 +108,7 @@ def uninterrupted(work: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(work)
     def called(*args: P.args, **given: P.kwargs) -> T:
-        if not is_disturbed():
+        if threading.get_ident() != threading.main_thread().ident or is_put_off():
             return work(*args, **given)
         call = Call(lambda: work(*args, **given))
         try:

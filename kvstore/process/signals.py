@@ -26,12 +26,10 @@ class _CtrlC:
     Attributes:
         is_put_off: Whether it is only noted now.
         raises: Whether it raises KeyboardInterrupt. A shell has what it starts with ``&`` ignore Ctrl-C.
-        main: The main thread's identity.
     """
 
     def __init__(self) -> None:
         self.is_put_off = self.raises = self._came = False
-        self.main = threading.main_thread().ident
         self._seen: tuple[object, ...] = ()
         self._is_all = False
         self._instead = self._note
@@ -64,8 +62,7 @@ class _CtrlC:
             raise KeyboardInterrupt
 
     def forked(self) -> None:
-        """Go on in the child of a process, which may have put it off; the thread that forked is the main one there."""
-        self.main = threading.main_thread().ident
+        """Go on in the child of a process that had put it off."""
         if _signal.getsignal(signal.SIGINT) is self._instead:
             self.put_back()
 
@@ -77,9 +74,9 @@ _ctrl_c = _CtrlC()
 os.register_at_fork(after_in_child=_ctrl_c.forked)
 
 
-def is_disturbed() -> bool:
-    """Whether Ctrl-C would end what this thread does: it is the main thread, where it is not only noted now."""
-    return threading.get_ident() == _ctrl_c.main and not _ctrl_c.is_put_off
+def is_put_off() -> bool:
+    """Whether Ctrl-C in the main thread is only noted now."""
+    return _ctrl_c.is_put_off
 
 
 def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bool:
@@ -91,7 +88,7 @@ def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bo
     Raises:
         KeyboardInterrupt: Ctrl-C came. The work has ended; what it returned or raised is lost.
     """
-    if threading.get_ident() != _ctrl_c.main or _ctrl_c.is_put_off:
+    if threading.get_ident() != threading.main_thread().ident or _ctrl_c.is_put_off:
         return work(*args, **given)
     if not _ctrl_c.is_all():
         return False
