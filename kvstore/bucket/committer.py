@@ -627,7 +627,7 @@ class Committer:
             self._path.log.append(batches, durable=durable, decided=decided)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
-            self._path.publish()
+            self.memtable.publish(self._path.state)
             self._pace.note()
             self._applied_last = self._clock.monotonic()
             if is_first:

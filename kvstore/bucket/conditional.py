@@ -28,12 +28,19 @@ def decided(
     """
     values = get(request.keys)
     if isinstance(request, SmallConditional) and request.writes is encoded_writes(definition):
-        there = [(code, value or None) for code, value in zip(request.keys, values, strict=True)]
-        if all(value is None or request.writes.rows.hash_of(code, value) is not None for code, value in there):
-            operations = request.operations_on([value for _, value in there])
+        codec = request.writes.rows
+        if all(map(codec.is_whole, filter(None, values))):
+            operations = None
+            try:
+                operations = request.operations_on([value or None for value in values])
+            finally:
+                if operations is None:  # what is replaced is verified when it is merged
+                    for code, value in zip(request.keys, values, strict=True):
+                        if value:
+                            codec.hash_of(code, value)
             if operations is None:
                 return None
-            return SmallRequest(operations, request.writes, stored=dict(zip(request.keys, values, strict=True)))
+            return SmallRequest(operations, request.writes, request.answer, stored=values)
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.

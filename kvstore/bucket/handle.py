@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from functools import partial
 from typing import NoReturn, Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -81,6 +80,7 @@ class BucketHandle:
         self._context = context
         self._readers = readers
         self._other = other
+        self._presence = context.commit_lock.presence
         self._options = context.options
         self._files = context.files
         self._clock = context.clock
@@ -113,9 +113,9 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._show_presence()
+        self._presence.show()
         while (engine := self.engine or self._owner(lambda: self._other.send(request), waits=waits)) is not None:
-            if self._submitted(engine, partial(engine.committer.submit, request, here=here)):
+            if self._submitted(engine, engine.committer.submit, request, here=here):
                 break
 
     def take_in(self, request: Submitted | Hold, *, here: bool = False) -> bool:
@@ -124,14 +124,14 @@ class BucketHandle:
         False if this process does not own the bucket.
         """
         engine = self.engine
-        return engine is not None and self._submitted(
-            engine, partial(engine.committer.submit_durably, request, here=here)
-        )
+        return engine is not None and self._submitted(engine, engine.committer.submit_durably, request, here=here)
 
-    def _submitted(self, engine: BucketEngine, submit: Callable[[], None]) -> bool:
+    def _submitted(
+        self, engine: BucketEngine, submit: Callable[..., None], request: Submitted | Hold, *, here: bool
+    ) -> bool:
         try:
             self._ownership.writes_alone = True
-            submit()
+            submit(request, here=here)
         except StoreClosed:
             if self.engine is engine:
                 raise
@@ -183,7 +183,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._show_presence()
+        self._presence.show()
         if self.engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
             self._other.wait()
         else:
@@ -379,7 +379,7 @@ class BucketHandle:
             StoreLocked: Another process writes the bucket. Nothing was changed.
             StoreFull, LogFailed: The disk refuses.
         """
-        self._show_presence()
+        self._presence.show()
         while True:
             self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
@@ -448,7 +448,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._show_presence()
+        self._presence.show()
         if self.engine is None:
             self._owner(lambda: self._other.is_met)
 
@@ -514,9 +514,6 @@ class BucketHandle:
                 if self.engine is engine:
                     raise
                 # The bucket was handed over meanwhile.
-
-    def _show_presence(self) -> None:
-        self._context.commit_lock.presence.show()
 
     def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
         """The engine; None if another process owns the bucket, and the request was sent to it."""

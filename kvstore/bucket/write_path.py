@@ -140,31 +140,32 @@ class WritePath:
             CorruptData: A stored row is damaged; :meth:`restore` the memtable.
         """
         outcomes: list[Outcome] = []
-        for request in group:
+        for each in group:
             try:
-                outcomes.append(self._apply_if(request))
+                request = each if isinstance(each, SmallRequest) else self._unconditional(each)
+                if request is not None and not isinstance(request, Applied):
+                    request = self.apply(up_to_date(request, self.definition))
+                outcomes.append(request)
             except (InvalidRequest, WriterRejected) as error:
                 outcomes.append(error)
         return outcomes
 
-    def _apply_if(self, given: Submitted) -> Applied | None:
-        """Apply a request, if its condition holds where it has one."""
-        request: Request | SmallRequest | None
+    def _unconditional(self, given: Submitted) -> Request | SmallRequest | Applied | None:
+        """A request, if its condition holds where it has one; or the answer that it had before."""
         if isinstance(given, ConditionalRequest):
-            request = decided(given, self.definition, self.memtable.get)
-        elif isinstance(given, ComparedRequest):
+            return decided(given, self.definition, self.memtable.get)
+        if isinstance(given, ComparedRequest):
             if (first := self._first_answer(given.then, self._now_ms())) is not None:
                 return first
             given.found[:] = self.memtable.get(given.keys)
-            request = given.then if given.found == given.stored else None
-        else:
-            request = given
-        return None if request is None else self.apply(up_to_date(request, self.definition))
+            return given.then if given.found == given.stored else None
+        return given
 
     def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.
 
         Args:
+            request: See :func:`up_to_date`.
             decided: Whether it belongs to a decided commit, which is valid even if the writer was fenced since.
 
         Raises:
@@ -341,17 +342,17 @@ class WritePath:
 
     def _merge_encoded(self, request: Request | SmallRequest, timestamp: int) -> EncodedBatch | None:
         """Merge rows as they are stored: by the kernel, or if they are few; None if it needs the long way."""
-        writes = encoded_writes(self.definition)
+        writes = request.writes if isinstance(request, SmallRequest) else encoded_writes(self.definition)
         if writes is None:
             return None
-        merged = merge_natively(writes, request, self.memtable, self.definition.options.compression)
-        if merged is None and (merged := merge_small(writes, request, self.memtable.get)) is None:
+        batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=0)
+        merged = merge_natively(writes, request, self.memtable, batch, self.definition.options.compression)
+        if merged is None and (merged := merge_small(writes, request, self.memtable.get, batch)) is None:
             return None
-        batch = self._batch(request, timestamp, _NO_ROWS, _NO_CHANGE_TYPES, count=merged.records)
-        encoded = EncodedBatch.of(batch, merged.encode(batch))
+        batch.record_count, batch.last_offset_delta = merged.records, max(merged.records - 1, 0)
         self.memtable.put(merged.rows)
-        self._note(batch, Effect(merged.added_rows, merged.digest))
-        return encoded
+        self._move([batch], Effect(merged.added_rows, merged.digest), self._state.next_count)
+        return EncodedBatch.of(batch, merged.pieces)
 
     def _merge_rows(self, request: Request, timestamp: int, *, decided: bool = False) -> EncodedBatch:
         """Apply operations whose result depends on the stored rows; these change last.
@@ -445,9 +446,9 @@ class WritePath:
         attributes: int = 0,
         count: int | None = None,
     ) -> LogBatch:
-        if count is None:  # else the rows are encoded already
+        if count is None:  # else encoded rows are merged, and then there is their count
             rows, count = filled(rows, self.definition.stored), rows.num_rows
-        if self.named.is_named(request.writer_id):
+        if request.writer_id != NO_WRITER and self.named.is_named(request.writer_id):
             attributes |= NAMED_WRITER
         return LogBatch(
             base_offset=self._state.applied_offset,

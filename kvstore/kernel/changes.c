@@ -10,12 +10,14 @@
  */
 
 #include "arrow.h"
-#include "sums.h"
+#include "crc.h"
 
 enum { DONE, ASK_PYTHON }; /* kvstore/kernel/changes.py has the same, and RESULT_BYTES */
 enum { INSERT = 1, BEFORE, AFTER, DELETE };
 enum { RESULT_BYTES = 64, HEADER_BYTES = 96, BATCH_ALIGNMENT = 64, ALIGNMENT = 8 };
 enum { BLOCK = 256 }; /* records whose columns are filled together: their rows stay in the processor's caches */
+enum { LENGTH = 8, CRC = 16, LAST_DELTA = 20, COUNT = 48, RECORDS_AT = 80 }; /* fields of a header, each of 4 bytes */
+enum { OVERHEAD = 12 }; /* bytes that the length leaves out */
 #define OPERATIONS_MAX ((u64)1 << 31)
 #define TEXT_BYTES_MAX INT32_MAX
 
@@ -400,5 +402,64 @@ EXPORT int kv_changes(const plan_t *plan, const batch_t *batch, u8 *target, u64 
     put(target + WORD, count);
     put(target + 2 * WORD, digest);
     memcpy(target + 3 * WORD, &added, sizeof added);
+    return DONE;
+}
+
+static inline void put_half(u8 *at, u64 number) {
+    u32 half = (u32)number;
+    memcpy(at, &half, sizeof half);
+}
+
+/* Where strings of these sizes begin and end; returns the bytes of all of them. */
+static u64 laid_out(const u8 *sizes, u64 count, i64 *ends) {
+    u64 bytes = 0;
+    for (u64 nth = 0; nth < count; nth++) {
+        ends[nth] = (i64)bytes;
+        bytes += word_at(sizes + nth * WORD);
+    }
+    ends[count] = (i64)bytes;
+    return bytes;
+}
+
+/* The same for a few operations, each of another key, with all of the record batch.
+ *
+ * memory  a header, of which are filled in the sizes, the counts and the checksum; the sizes of the keys, of the new
+ *         values and of what is stored, each 8 bytes, 0 for no row; then these strings, in the same order
+ * target  see above; after these bytes comes final, and memory for the call (FEW_WORDS in kvstore/kernel/changes.py)
+ *
+ * Sizes are what ctypes passes at half the cost of others.
+ */
+EXPORT int kv_few_changes(const plan_t *plan, const u8 *memory, int operations, int skips, u8 *target, int room) {
+    u64 count = (u64)operations;
+    const u8 *sizes = memory + HEADER_BYTES, *strings = sizes + 3 * count * WORD, *old_sizes = sizes + 2 * count * WORD;
+    i64 *final = (i64 *)(target + room), *each = final + count, *old = each + count, *key_ends = old + count;
+    i64 *ends = key_ends + count + 1, *scratch = ends + count + 1;
+    u64 key_bytes = laid_out(sizes, count, key_ends), value_bytes = laid_out(sizes + count * WORD, count, ends);
+    u64 old_bytes = 0;
+    for (u64 nth = 0; nth < count; nth++) {
+        each[nth] = (i64)nth;
+        old[nth] = (i64)word_at(old_sizes + nth * WORD);
+        old_bytes += (u64)old[nth];
+    }
+    const u8 *values = strings + key_bytes;
+    batch_t batch = {
+        .operations = count, .keys = count, .skips = (u64)skips,
+        .key_bytes = key_bytes, .value_bytes = value_bytes, .old_bytes = old_bytes,
+        .key_flat = strings, .key_ends = key_ends, .flat = values, .ends = ends,
+        .old = values + value_bytes, .old_sizes = old,
+        .order = each, .starts = each, .lasts = each, .final = final, .scratch = (u8 *)scratch,
+        .scratch_bytes = count * (sizeof(operation_t) + 2 * sizeof(record_t)) + plan->table->width * sizeof(column_t),
+    };
+    int status = kv_changes(plan, &batch, target, (u64)room);
+    if (status)
+        return status;
+    u64 size = word_at(target), records = word_at(target + WORD);
+    u8 *made = target + RESULT_BYTES;
+    memcpy(made, memory, HEADER_BYTES);
+    put_half(made + LENGTH, size - OVERHEAD);
+    put_half(made + LAST_DELTA, records ? records - 1 : 0);
+    put_half(made + COUNT, records);
+    put_half(made + RECORDS_AT, records ? aligned(HEADER_BYTES + records, BATCH_ALIGNMENT) : 0);
+    put_half(made + CRC, crc_after(crc_after(0, made, CRC), made + LAST_DELTA, size - LAST_DELTA));
     return DONE;
 }

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import struct
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +26,8 @@ _RESULTS = struct.Struct("<QQQq")
 _BATCH = struct.Struct("<18Q")
 _SCRATCH_OF_OPERATION, _SCRATCH_OF_COLUMN = 96, 64
 """What the call needs, in bytes; ``changes.c`` has the layouts."""
+_FEW_WORDS = 5
+"""Numbers for each operation that ``kv_few_changes`` lists; and two more."""
 _ROOM_MAX = RAW_BYTES_MAX
 """A batch that is larger is refused, and Python says so."""
 FEW_MAX = 256
@@ -61,24 +62,24 @@ class Made(NamedTuple):
     """Change records as a batch.
 
     Attributes:
-        batch: All of it but for its header and its checksum.
+        batch: All of it; but not its header and its checksum if :meth:`ChangeMaker.make` has made it.
         records: Number of records.
         digest, added_rows: What the operations add to the digest (modulo 2^64) and to the number of rows.
-        final: int64, for each key the operation that leaves its row, or -1 if it stays as it is.
+        final: For each key the operation that leaves its row, or -1 if it stays as it is.
     """
 
     batch: memoryview
     records: int
     digest: int
     added_rows: int
-    final: np.ndarray
+    final: np.ndarray | tuple[int, ...]
 
 
 class ChangeMaker:
     """Makes batches of a table.
 
     Args:
-        make: The function of the library; see :func:`kvstore.kernel.library.record_maker`.
+        maker: The functions of the library; see :func:`kvstore.kernel.library.record_maker`.
         table: How its rows lie in memory.
         template: Of the table's messages.
         preimages, inserts: See :func:`kvstore.bucket.merge.cdc.records_of`.
@@ -87,7 +88,7 @@ class ChangeMaker:
 
     def __init__(
         self,
-        make: RecordMaker,
+        maker: RecordMaker,
         table: Table,
         template: Template,
         *,
@@ -95,7 +96,7 @@ class ChangeMaker:
         inserts: bool,
         keeps_first: bool = False,
     ) -> None:
-        self._make = make
+        self._make, self._make_few = maker
         self._kept = table, (head := ctypes.create_string_buffer(template.head, len(template.head)))
         numbers = (
             *(table.address, table.key_address, table.key_columns, ctypes.addressof(head), len(template.head)),
@@ -104,33 +105,35 @@ class ChangeMaker:
         )
         self._plan_numbers = (ctypes.c_uint64 * len(numbers))(*numbers)
         self._plan = ctypes.addressof(self._plan_numbers)
+        self._plan_at = ctypes.c_void_p(self._plan)  # ctypes passes it in half the time
         columns = len(table.schema)
         # Header, alignments, and what buffers are padded with; for each record its type, offsets and bits.
         self._room = _RESULT_BYTES + HEADER_BYTES + 2 * ALIGNMENT + len(template.head) + 32 * columns
         self._room_of_operation = 2 * (1 + 5 * columns)
         self._scratch = _SCRATCH_OF_COLUMN * columns
 
-    def make_few(self, rows: Few, old: list[bytes], *, skips: bool = False) -> Made | None:
+    def make_few(self, rows: Few, old: list[bytes], header: bytes, *, skips: bool = False) -> Made | None:
         """Like :meth:`make`, where numpy's calls would take longer than the rows.
 
         Args:
             old: What is stored under each key; empty for nothing.
+            header: Of the batch; see :func:`logformat.log.few_records.packed`.
         """
-        count = len(rows.names)
-        key_ends, ends = ([0, *accumulate(map(len, strings))] for strings in rows)
-        sizes = list(map(len, old))
-        numbers = _numbers_of(3 * count + 2).pack(*key_ends, *ends, *sizes)
-        memory = b"".join([numbers, *rows.names, *rows.values, *old])
-        at_ends = WORD * (count + 1)
-        start, each = address_of(memory), _EACH_AT
-        keys = start + len(numbers)
-        values = keys + key_ends[-1]
-        key_bytes, value_bytes, old_bytes = key_ends[-1], ends[-1], sum(sizes)
-        return self._called(
-            (count, count, skips, key_bytes, value_bytes, old_bytes),
-            (keys, start, values, start + at_ends, values + value_bytes, start + 2 * at_ends, each, each, each),
-            2 * (key_bytes + value_bytes + old_bytes),
-        )
+        names, values = rows
+        count, strings = len(names), [*names, *values, *old]
+        sizes = list(map(len, strings))
+        memory = b"".join([header, _numbers_of(3 * count).pack(*sizes), *strings])
+        room = self._room + count * self._room_of_operation + 2 * sum(sizes)
+        room += -room % WORD
+        if room > _ROOM_MAX:
+            return None
+        # These bytes are new and known here only, so the kernel may fill them.
+        target = bytes(room + self._scratch + (_FEW_WORDS * count + 2) * WORD + count * _SCRATCH_OF_OPERATION)
+        if self._make_few(self._plan_at, memory, count, skips, target, room) != _DONE:
+            return None
+        batch_bytes, records, digest, added = _RESULTS.unpack_from(target)
+        batch = memoryview(target[_RESULT_BYTES : _RESULT_BYTES + batch_bytes])
+        return Made(batch, records, digest, added, _numbers_of(count).unpack_from(target, room))
 
     def make(self, rows: Encoded, stored: Stored | list[bytes], *, skips: bool = False) -> Made | None:
         """The records of operations; None if Python has to make them.
@@ -179,7 +182,3 @@ class ChangeMaker:
 @lru_cache(maxsize=512)
 def _numbers_of(count: int) -> struct.Struct:
     return struct.Struct(f"<{count}q")
-
-
-_EACH = np.arange(FEW_MAX)
-_EACH_AT = address_of(_EACH)

@@ -12,12 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 ROOM = Path(__file__).parent
 PREFIX = "kernel-"
 
-RecordMaker: TypeAlias = Callable[..., int]
+
+class RecordMaker(NamedTuple):
+    """The functions that make change records; see :class:`kvstore.kernel.changes.ChangeMaker`.
+
+    Attributes:
+        make: Its first argument says whether it keeps the interpreter's lock.
+        make_few: Keeps it.
+    """
+
+    make: Callable[..., int]
+    make_few: Callable[..., int]
 
 
 def sources() -> list[Path]:
@@ -66,15 +76,14 @@ def few_decoder() -> Callable[..., int] | None:
 
 
 def record_maker() -> RecordMaker | None:
-    """The function that makes change records; see :class:`kvstore.kernel.changes.ChangeMaker`.
-
-    Its first argument says whether it keeps the interpreter's lock.
-    """
+    """The functions that make change records."""
     library = kernel()
     if library is None:
         return None
-    of_few, of_many = _of_few_rows(library).changes, library.kv_changes
-    return lambda keeps_lock, *given: (of_few if keeps_lock else of_many)(*given)
+    of_few, of_many = _of_few_rows(library), library.kv_changes
+    return RecordMaker(
+        lambda keeps_lock, *given: (of_few.changes if keeps_lock else of_many)(*given), of_few.few_changes
+    )
 
 
 @contextmanager
@@ -156,6 +165,7 @@ class _OfFewRows(NamedTuple):
     bucket: Callable[[bytes, int, int, int], int]
     hash: Callable[[bytes, int, bytes, int], int]
     changes: Callable[..., int]
+    few_changes: Callable[..., int]
     decode: Callable[..., int]
 
 
@@ -166,4 +176,7 @@ def _of_few_rows(loaded: ctypes.CDLL) -> _OfFewRows:
     library.kv_hash.restype = ctypes.c_uint64
     library.kv_changes.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
     library.kv_few.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
-    return _OfFewRows(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes, library.kv_few)
+    return _OfFewRows(
+        *(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes, library.kv_few_changes),
+        library.kv_few,
+    )

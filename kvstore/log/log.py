@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from kvstore.disk.files import Files, refusal
 from kvstore.errors import LogFailed, StoreError, StoreFull
@@ -93,7 +94,8 @@ class Log:
             LogFailed: The disk refused; the log can't be appended to until it is opened again.
             StoreReplaced: The store's path leads elsewhere. The batches are written all the same, where the log is now.
         """
-        self._check()
+        if self._failed:
+            self._refuse()
         if self._sealed:
             self._leave_sealed_segment()
         count, undecided = len(self._unsynced), self._undecided
@@ -124,7 +126,8 @@ class Log:
                 call tries again.
             LogFailed: The disk failed twice; the log takes no appends until it is reopened.
         """
-        self._check()
+        if self._failed:
+            self._refuse()
         if not self._unsynced:
             return
         if self._sealed:
@@ -181,9 +184,7 @@ class Log:
 
     def _write(self, batches: Sequence[EncodedBatch], *, fills: bool = False) -> None:
         try:
-            if fills:
-                self._segment.fill_ahead(sum([batch.size for batch in batches]))
-            self._segment.append(batches)
+            self._segment.append(batches, fills=fills)
         except OSError as error:
             self._cut(self._segment.end)  # half a batch must not stay where the next one goes
             raise self._refused(error) from error
@@ -263,9 +264,8 @@ class Log:
         self.end = end_after(self.durable, self._unsynced)
         self._sealed = False
 
-    def _check(self) -> None:
-        if self._failed:
-            raise LogFailed("The log has failed; repair the disk and reopen the store.", path=self._directory)
+    def _refuse(self) -> NoReturn:
+        raise LogFailed("The log has failed; repair the disk and reopen the store.", path=self._directory)
 
     def _refused(self, error: OSError) -> StoreFull | LogFailed:
         self._files.verify()

@@ -41,19 +41,22 @@ class EndPublisher:
 
     def publish(self, offset: Offset) -> None:
         """Say that no change before an offset can be lost."""
-        if self._descriptor >= 0:
-            self._write(self._encode(offset))
+        self._write(self._encode(offset))
 
     def close(self) -> None:
         """Say that nobody writes the log, and close the file."""
+        self._write(VOID)
         if self._descriptor >= 0:
-            self._write(VOID)
             os.close(self._descriptor)
             self._descriptor = -1
 
     def _write(self, data: bytes) -> None:
-        with suppress(OSError):
+        if self._descriptor < 0:
+            return
+        try:  # `suppress` takes as long as the write
             os.pwrite(self._descriptor, data, 0)
+        except OSError:
+            return
 
 
 class EndReader:

@@ -123,15 +123,8 @@ class SegmentWriter:
         """Size of the file."""
         return os.fstat(self._descriptor).st_size
 
-    def fill_ahead(self, size: int) -> None:
-        """Have zeros where so many bytes will be appended, if these are few; on a full disk there may be none.
-
-        Raises:
-            OSError: The disk fails.
-        """
+    def _fill_ahead(self) -> None:
         end = self.end.position
-        if size > SMALL_BYTES_MAX or end + size <= self._ahead_end:
-            return
         try:
             self._ahead_end = Position(end + AHEAD_BYTES)
             self._files.fill(self._descriptor, end, AHEAD_BYTES)
@@ -149,16 +142,22 @@ class SegmentWriter:
             self.truncate(self.end)
         return had_room
 
-    def append(self, batches: Sequence[EncodedBatch]) -> None:
+    def append(self, batches: Sequence[EncodedBatch], *, fills: bool = False) -> None:
         """Write batches at the end.
+
+        Args:
+            fills: Whether to have zeros there first, if the batches are small; on a full disk there may be none.
 
         Raises:
             OSError: The disk refuses. Half a batch may be in the file after ``end``.
         """
+        base, position, _ = self.end
         pieces = batches[0].pieces if len(batches) == 1 else [piece for batch in batches for piece in batch.pieces]
-        end = self.end
-        self._files.write(self._descriptor, pieces, end.position)
-        self.end = end_after(end, batches)
+        after = Position(position + sum([batch.size for batch in batches]))
+        if fills and after > self._ahead_end and after - position <= SMALL_BYTES_MAX:
+            self._fill_ahead()
+        self._files.write(self._descriptor, pieces, position)
+        self.end = LogEnd(base, after, batches[-1].next_offset)
 
     def truncate(self, end: LogEnd) -> None:
         """Remove what the file has after an earlier end.

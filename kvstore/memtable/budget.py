@@ -58,7 +58,7 @@ class Budget:
 
         Once it is too large it is merged before it takes more; and at half of that, since as much may come meanwhile.
         """
-        if times * size >= self.limit_of(index_bytes):
+        if times * size >= self.bucket_limit and times * size >= self.limit_of(index_bytes):
             return True
         return times * self._total >= self.limit and size * len(self._sizes) >= self._total
 

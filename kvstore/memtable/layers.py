@@ -45,6 +45,24 @@ class Fixed(Protocol[K, V]):
 Layer: TypeAlias = dict[K, V] | Fixed[K, V]
 
 
+def newest(layers: Iterable[Layer[K, V]], keys: Sequence[K]) -> list[V | None] | None:
+    """The value of each key, None if there is none; None if no key has one.
+
+    Args:
+        layers: The newest first.
+    """
+    found: list[V | None] | None = None
+    for each in layers:
+        values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(list(keys))
+        if values.count(None) < len(values):
+            found = (
+                values
+                if found is None
+                else [old if new is None else new for new, old in zip(found, values, strict=True)]
+            )
+    return found
+
+
 class Layers(Generic[K, V]):
     """Values by key.
 
@@ -72,16 +90,8 @@ class Layers(Generic[K, V]):
         return sum(map(len, self.dicts))
 
     def newest(self, keys: Sequence[K]) -> list[V | None] | None:
-        """The value of each key, None if there is none; None if no key has one."""
-        newest: list[V | None] | None = None
-        for each in self.dicts:
-            values = list(map(each.get, keys)) if isinstance(each, dict) else each.find_all(list(keys))
-            if values.count(None) < len(values):
-                if newest is None:
-                    newest = values
-                else:
-                    newest = [old if new is None else new for new, old in zip(newest, values, strict=True)]
-        return newest
+        """See :func:`newest`."""
+        return newest(self.dicts, keys)
 
     def all(self) -> dict[K, V]:
         """The value of every key; not to be changed."""

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
-from kvstore.memtable.layers import MADE_BYTES, Layer, Layers
+from kvstore.memtable.layers import MADE_BYTES, Layer, Layers, newest
 from kvstore.memtable.run import Run, found_over
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
 from kvstore.memtable.view import NewerView
@@ -165,7 +165,11 @@ class Memtable:
     def size(self) -> int:
         """About how many bytes of memory everything published takes, with what reads have made of it."""
         published = self.published
-        return published.size + sum([made[MADE_BYTES] for made in published.rows.made if MADE_BYTES in made])
+        size = published.size
+        for made in published.rows.made:
+            if made:
+                size += made.get(MADE_BYTES, 0)
+        return size
 
     @property
     def is_merged(self) -> bool:
@@ -267,7 +271,7 @@ class Memtable:
             lengths[there] = rows_there.lengths
             return lengths, rows_there
         names = keys.to_list()
-        rows = Layers(layers).newest(names)
+        rows = newest(layers, names)
         if are_many and rows and 2 * rows.count(None) > len(rows):  # to take the others out would take longer
             return [old if new is None else new for new, old in zip(rows, self._in_index(keys), strict=True)]
         return self._completed(names, rows)
@@ -278,7 +282,14 @@ class Memtable:
         Raises:
             CorruptData: See :meth:`find`; or a row in the index is empty.
         """
-        return self._completed(keys, Layers(self._layers()).newest(keys))
+        layers = self._layers()
+        if len(keys) > 1:
+            return self._completed(keys, newest(layers, keys))
+        for key in keys:
+            for layer in layers:
+                if (row := layer.get(key)) is not None:
+                    return [row]
+        return self.index.get(keys)
 
     def _layers(self) -> tuple[Layer[bytes, bytes], ...]:
         """What is pending and what is published, the newest first."""
@@ -287,11 +298,11 @@ class Memtable:
 
     def _completed(self, keys: Sequence[bytes], rows: list[bytes | None] | None) -> list[bytes]:
         """The rows of keys, of which the index has those that are None, or all if there are no rows."""
+        if rows is not None and None not in rows:
+            return cast("list[bytes]", rows)
         missing = keys if rows is None else [key for key, row in zip(keys, rows, strict=True) if row is None]
-        stored: list[bytes] = []
-        if missing:
-            is_few = len(missing) <= FEW_KEYS
-            stored = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
+        is_few = len(missing) <= FEW_KEYS
+        stored = self.index.get(missing) if is_few else self._in_index(BinaryColumn.from_list(missing))
         if rows is None:
             return stored
         others = iter(stored)
@@ -334,21 +345,21 @@ class Memtable:
         Args:
             state: With all of it.
         """
-        newest, writers, old = self._pending, self._pending_writers, self.published
+        changed, writers, old = self._pending, self._pending_writers, self.published
         rows, size = old.rows, old.size
-        for run in reversed(self._pending_before):
-            rows, size = rows.over(run), size + run.size
-        runs = [each.size for each in rows.dicts if isinstance(each, Run)]
-        if self._pending_before and len(runs) == len(rows.dicts):
-            size = sum(runs)  # what became one takes less
-        size += ROW_BYTES * len(newest) + sum(map(len, newest)) + sum(map(len, newest.values()))
+        if self._pending_before:
+            for run in reversed(self._pending_before):
+                rows, size = rows.over(run), size + run.size
+            runs = [each.size for each in rows.dicts if isinstance(each, Run)]
+            size = sum(runs) if len(runs) == len(rows.dicts) else size  # what became one takes less
+        size += ROW_BYTES * len(changed) + sum(map(len, changed)) + sum(map(len, changed.values()))
         with self._lock:
             in_place = not self._is_seen
-            rows = rows.added(newest, in_place=in_place) if newest else rows
+            rows = rows.added(changed, in_place=in_place) if changed else rows
             writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
             self.published = Published(old.start, state, rows, writers_now, size)
             self._is_seen = self._is_seen and rows is old.rows
-        self.drop()
+        self._pending, self._pending_before, self._pending_writers = {}, (), {}
 
     def drop(self) -> None:
         """Drop what is pending."""

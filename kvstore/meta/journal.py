@@ -120,6 +120,7 @@ class Journal:
         self._listeners: list[JournalListener] = []
         self._files = files
         self._looks = 0
+        self._led: CatalogState | None = None  # the state for which nothing more has to be asked
         self._clock = clock
         self._edits_per_segment = edits_per_segment
         self._sync = sync
@@ -232,11 +233,15 @@ class Journal:
             StoreReplaced: The store's path leads to another directory.
             UnsupportedOperation: The files of the store may only be read.
         """
+        looks, state = self._files.check(), self.state()
+        if looks == self._looks and state is self._led:
+            return
         self._check_writable()
-        if (looks := self._files.check()) != self._looks:
+        if looks != self._looks:
             self._looks = looks
             self._check_current()
         self._leadership.check(self)
+        self._led = None if state.replicas else state  # their answers hold for a lease only
 
     @uninterrupted
     def lose_lead(self, by: Epoch) -> CatalogState:

@@ -161,15 +161,13 @@ class Reply(Generic[T]):
     def set_result(self, result: T) -> None:
         """Give the answer."""
         self._result.append(result)
-        self._end()
+        self._is_done = True  # first, so that a wait that an interrupt ended is not repeated
+        self._answered.put(None)
 
     def set_exception(self, error: BaseException) -> None:
         """Give the reason why there is none."""
         self._error = error
-        self._end()
-
-    def _end(self) -> None:
-        self._is_done = True  # first, so that a wait that an interrupt ended is not repeated
+        self._is_done = True
         self._answered.put(None)
 
     def done(self) -> bool:
@@ -188,7 +186,8 @@ class Reply(Generic[T]):
 
     def result(self) -> T:
         """The answer."""
-        self.wait()
+        if not self._is_done:
+            self._answered.get()
         if self._error is not None:
             raise self._error
         return self._result[0]

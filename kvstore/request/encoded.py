@@ -110,7 +110,8 @@ class EncodedWrites:
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
         if type(data) is dict:
-            return _complete([self.rows.upsert(data)])
+            operation = self.rows.upsert(data)
+            return None if operation is None or len(operation.value or b"") > BYTES_MAX else [operation]
         if type(data) is not list or not 0 < len(data) <= min(rows_max, ROWS_MAX) or set(map(type, data)) != {dict}:
             return None
         return _complete(list(map(self.rows.upsert, data)))
@@ -202,16 +203,17 @@ class SmallRequest:
         operations: At least one, but for a part of a commit.
         writes: Of the table's definition as it was when the request was made.
         writer_id, sequence, writer_epoch: See :class:`kvstore.request.request.Request`.
-        stored: What some keys have when its turn comes, empty where there is nothing, if that was looked up before.
+        stored: What the key of each operation has when its turn comes, empty where there is nothing, if that was looked
+            up before.
     """
 
     operations: list[Operation]
     writes: EncodedWrites
-    answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Reply)
+    answer: Reply[Any] | Future[Any] = field(default_factory=Reply)
     writer_id: WriterId = NO_WRITER
     sequence: Sequence = NO_SEQUENCE
     writer_epoch: Epoch = NO_EPOCH
-    stored: dict[bytes, bytes] | None = None
+    stored: list[bytes] | None = None
 
     @property
     def count(self) -> int:
@@ -236,8 +238,9 @@ class SmallConditional(ConditionalRequest):
     """A conditional request about a few keys, decided by the stored bytes.
 
     Attributes:
-        operations_on: Returns the operations, or None if nothing is to be written, given the value that is there for
-            each key, which was verified; None if there is none. It may raise InvalidRequest and nothing else.
+        operations_on: Returns an operation on each key, or None if nothing is to be written, given the value that is
+            there for each key, which is long enough but not verified yet; None if there is none. It may raise
+            InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
             turn comes, or a stored row is of another schema, ``decide`` decides.
     """

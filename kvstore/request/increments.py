@@ -37,7 +37,7 @@ _EXACT = Context(prec=100)
 Decide = Callable[[TableDefinition, pa.RecordBatch], "Changes | None"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # frozen would make setting its fields slow
 class Amounts:
     """What is added to the columns of a row.
 
@@ -57,19 +57,13 @@ class Amounts:
             InvalidTargetColumns: There is no such column, or it can't be set.
             SchemaMismatch: A column has no numbers, or an amount is no number that fits it.
         """
-        if not isinstance(amounts, Mapping) or not amounts:
+        if not (type(amounts) is dict or isinstance(amounts, Mapping)) or not amounts:
             raise SchemaMismatch(
                 "Amounts are a dict from column name to number, and not empty.", amounts=shown(amounts)
             )
-        schema = definition.schema
-        if unknown := [name for name in amounts if name not in schema.names]:
-            raise InvalidTargetColumns("The table has no such column.", unknown=unknown, columns=schema.names)
-        automatic = definition.options.auto_increment
-        if fixed := [name for name in amounts if name in (definition.primary_key or ()) or name == automatic]:
-            raise InvalidTargetColumns(
-                "A column of the key, or one that the table fills, can't be incremented.", columns=fixed
-            )
-        fields = {name: schema.field(name) for name in amounts}
+        fields, has_integers = _fields(definition, tuple(amounts))
+        if has_integers and set(map(type, amounts.values())) == {int}:
+            return cls(dict(amounts), fields)
         return cls({name: _amount(fields[name], amount) for name, amount in amounts.items()}, fields)
 
     def added(self, name: str, value: Any) -> Any:
@@ -99,6 +93,21 @@ class Amounts:
         )
 
 
+@lru_cache(maxsize=1024)
+def _fields(definition: TableDefinition, names: tuple[str, ...]) -> tuple[Mapping[str, pa.Field], bool]:
+    """The columns of these names, and whether all of them have integers; raises what :meth:`Amounts.given` raises."""
+    schema = definition.schema
+    if unknown := [name for name in names if name not in schema.names]:
+        raise InvalidTargetColumns("The table has no such column.", unknown=unknown, columns=schema.names)
+    automatic = definition.options.auto_increment
+    if fixed := [name for name in names if name in (definition.primary_key or ()) or name == automatic]:
+        raise InvalidTargetColumns(
+            "A column of the key, or one that the table fills, can't be incremented.", columns=fixed
+        )
+    fields = {name: schema.field(name) for name in names}
+    return fields, all(pa.types.is_integer(field.type) for field in fields.values())
+
+
 def _amount(field: pa.Field, given: Any) -> Any:
     kind, types = field.type, pa.types
     try:
@@ -119,8 +128,8 @@ def _amount(field: pa.Field, given: Any) -> Any:
     )
 
 
-def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any] | None:
-    """The row that is stored if there is none of the key; None if there is to be an error then.
+def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any]:
+    """The row that is stored if there is none of the key.
 
     Args:
         default: The row to begin with, without its key; a column that is counted begins at 0 if it is left out.
@@ -129,8 +138,6 @@ def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: 
         InvalidRequest: It is no row of this key, or a sum does not fit.
         UnsupportedOperation: The table fills a column of a new row.
     """
-    if default is None:
-        return None
     given = row_of(default)
     if not isinstance(given, Mapping):
         raise SchemaMismatch("`default` is a row: a dict from column name to value.", default=shown(default))
@@ -154,14 +161,13 @@ class Incremented:
 
     Args:
         key: The key, one.
-        first: See :func:`first_row`.
+        first: See :func:`first_row`; None if a key without a row is an error.
     """
 
     def __init__(self, definition: TableDefinition, key: Any, amounts: Amounts, first: dict[str, Any] | None) -> None:
         self._definition = definition
         self._key = key
         self._amounts = amounts
-        self._wanted = schema_given(definition, definition.schema, None)
         self._first = first
         self._stored: Operation | pa.RecordBatch | None = None
 
@@ -169,7 +175,7 @@ class Incremented:
         """The row as it was stored."""
         stored, layout = self._stored, layout_of(self._definition)
         if isinstance(stored, Operation):
-            row = layout.single.decode(self._key, stored.code, stored.value or b"")
+            row = layout.single.decoded(self._key, stored.value or b"")
             if row is not None:
                 return row
             keys, values = (BinaryColumn.from_list([each]) for each in (stored.code, stored.value or b""))
@@ -183,7 +189,8 @@ class Incremented:
         if not rows.num_rows:
             if self._first is None:
                 return None
-            self._stored = intake.one_batch([self._first], self._wanted)
+            wanted = schema_given(self._definition, self._definition.schema, None)
+            self._stored = intake.one_batch([self._first], wanted)
             return Changes.upserts(intake.conform(self._stored, schema_given(definition, definition.schema, None)))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         for name in self._amounts.of:
@@ -209,10 +216,10 @@ class Incremented:
             return None
         key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
         operation_key = writes.rows.delete(key)
-        numbers = [(name, at) for name in self._amounts.of if (at := _number_at(writes, name)) is not None]
+        numbers = _numbers_at(writes, tuple(self._amounts.of))
         if (
             operation_key is None
-            or len(numbers) < len(self._amounts.of)
+            or numbers is None
             or (type(self._key) is dict and len(self._key) != len(operation_key.key))
         ):
             return None
@@ -224,7 +231,7 @@ class Incremented:
             (stored,) = there
             operation = None if first is None else first[0]
             if stored is not None:
-                sums = [(at[0], self._sum_at(name, at, stored)) for name, at in numbers]
+                sums = [(place, self._sum_at(name, place, form, stored)) for name, place, form in numbers]
                 operation = writes.rows.changed(operation_key.code, operation_key.key, stored, sums)
             self._stored = operation
             return None if operation is None else [operation]
@@ -238,8 +245,7 @@ class Incremented:
             answer=Reply(),
         )
 
-    def _sum_at(self, name: str, at: tuple[CellPlace, struct.Struct], stored: bytes) -> bytes:
-        place, form = at
+    def _sum_at(self, name: str, place: CellPlace, form: struct.Struct, stored: bytes) -> bytes:
         (value,) = form.unpack_from(stored, place.start)
         value = None if stored[place.null_at] & place.null_bit else value
         try:
@@ -249,9 +255,12 @@ class Incremented:
 
 
 @lru_cache(maxsize=1024)
-def _number_at(writes: EncodedWrites, name: str) -> tuple[CellPlace, struct.Struct] | None:
-    """Where the bytes of a row have the number of a column, and its form; None if they have none of plain form."""
-    kind, place = writes.schema.field(name).type, writes.rows.place_of(name)
-    if place is None or pa.types.is_decimal(kind):
-        return None
-    return place, struct.Struct(f"<{column_type(kind).struct_code(kind)}")
+def _numbers_at(writes: EncodedWrites, names: tuple[str, ...]) -> list[tuple[str, CellPlace, struct.Struct]] | None:
+    """Where the bytes of a row have the numbers of columns, and their forms; None if one has none of plain form."""
+    numbers = []
+    for name in names:
+        kind, place = writes.schema.field(name).type, writes.rows.place_of(name)
+        if place is None or pa.types.is_decimal(kind):
+            return None
+        numbers.append((name, place, struct.Struct(f"<{column_type(kind).struct_code(kind)}")))
+    return numbers

@@ -132,7 +132,11 @@ class Reading:
         Raises:
             UnsupportedOperation: It is a log table.
         """
-        definition = self.current()
+        return self.keyed_in(self.current())
+
+    @staticmethod
+    def keyed_in(definition: TableDefinition) -> TableDefinition:
+        """The definition, if the table has a key; raises what :meth:`keyed` raises."""
         if definition.primary_key is None:
             raise UnsupportedOperation("A log table has no key; read it with changelog().", table=definition.name)
         return definition

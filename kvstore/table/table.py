@@ -194,8 +194,7 @@ class Table(ReadTable):
             InvalidTargetColumns, DeletionDisabled: See ``columns``; the table takes no deletes. Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         if where is not None:
             if keys is not None or columns is not None:
                 raise InvalidRequest("Give either `keys` or `where`; `where` removes whole rows.")
@@ -228,8 +227,7 @@ class Table(ReadTable):
             UnsupportedOperation: It is a log table.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         if (behavior := definition.options.delete_behavior) != "allow":
             raise DeletionDisabled(
                 "The table takes no deletes, so no row would go; drop the table and create it again, or allow deletes"
@@ -258,8 +256,7 @@ class Table(ReadTable):
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         check_filter(where, definition.schema)
         return self._apply_where(definition, where, update(definition, where, values))
 
@@ -281,8 +278,7 @@ class Table(ReadTable):
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         if (small := small_replacement(definition, row, expected)) is not None:
             return self._apply_small(*small)
         key_row, decide = replacement(definition, row, expected)
@@ -308,11 +304,11 @@ class Table(ReadTable):
                 and the table has an auto-increment column.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         check_last_row(definition)
         given = Amounts.given(definition, amounts)
-        asked = Incremented(definition, key, given, first_row(definition, key, given, default))
+        first = None if default is None else first_row(definition, key, given, default)
+        asked = Incremented(definition, key, given, first)
         if (small := asked.small()) is not None:
             is_done = self._apply_small(*small)
         else:
@@ -323,8 +319,7 @@ class Table(ReadTable):
         return asked.row()
 
     def __setitem__(self, key: Keys, row: Any) -> None:
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         names, given = definition.primary_key or (), row_of(row)
         if not isinstance(given, Mapping):
             raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row))
@@ -334,8 +329,7 @@ class Table(ReadTable):
         self._upsert(definition, {**given, **named})
 
     def __delitem__(self, key: Keys) -> None:
-        self._reading.access.check_writable()
-        definition = self._reading.keyed()
+        definition = self._written()
         keys = intake.key_rows([key], layout_of(definition).key_schema)
         if not apply_if(self._handles, definition, iter([keys]), deletion()).by_bucket:
             raise KeyError(key)
@@ -668,6 +662,11 @@ class Table(ReadTable):
         from kvstore.spark import frames
 
         return frames.changes_frame(self, spark, start, end, columns, where)
+
+    def _written(self) -> TableDefinition:
+        """The definition of a table with a key that may be written; raises what :meth:`Reading.keyed` raises."""
+        self._reading.access.check_writable()
+        return self._reading.keyed_in(self._reading.catalog.definition())
 
     def _targets(self, definition: TableDefinition, columns: Any) -> frozenset[str] | None:
         if columns is None:

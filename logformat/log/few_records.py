@@ -154,6 +154,15 @@ def finished(batch: memoryview, header: BatchHeader, count: int) -> memoryview:
     return sealed(batch)
 
 
+def packed(header: BatchHeader) -> bytes:
+    """A header whose size, checksum and positions are to be filled in."""
+    return _HEADER.pack(
+        *(header.base_offset, 0, MAGIC, header.attributes, header.schema_id, 0, 0, header.commit_timestamp),
+        *(header.writer_id, header.batch_sequence, header.writer_epoch, 0, header.leader_epoch, header.durable_end),
+        *(header.table_id, header.bucket_id, 0, 0, header.uncounted_ms),
+    )
+
+
 def sealed(batch: memoryview) -> memoryview:
     """A whole batch with its checksum."""
     batch[_CRC] = crc32c(batch[_CRC.stop :], crc32c(batch[: _CRC.start])).to_bytes(4, "little")

@@ -17,6 +17,7 @@ from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
+from kvstore.kernel.library import RecordMaker
 from kvstore.kernel.writes import Encoded
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import EncodedWrites, SmallRequest, encoded_writes
@@ -31,8 +32,8 @@ from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher, key_sums
 from logformat.ids import Offset, SchemaId, TableId
 from logformat.log import arrow_message
-from logformat.log.batch import LogBatch
-from logformat.log.few_records import FewRecordsEncoder, finished
+from logformat.log.batch import BatchHeader, LogBatch
+from logformat.log.few_records import FewRecordsEncoder, finished, packed
 from logformat.rows.few.few_rows import Operation
 from logformat.rows.schema import fixed_width, is_variable
 from merge_engines.engine import Operations
@@ -145,6 +146,7 @@ def native_few(data: bytes) -> None:
     rows = _few_rows(given, without, definition, 1 + given.number(12))
     if native is None or rows is None:
         return
+    header = LogBatch(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
     half = len(rows) // 2
     again = given.number(3) == 0
     old = {each.code: value for each in rows[half:] if (value := _damaged(given, each.code, each.value)) is not None}
@@ -157,13 +159,13 @@ def native_few(data: bytes) -> None:
     if given.number(6) == 0:  # nothing is read or written elsewhere, whatever a key is
         code, value = operations[0].code[: given.number(40)] + given.bytes(given.number(12)), operations[0].value
         other = operations[0]._replace(code=code, value=value and sealed(code, value))
-        made = _made_of(native, encoded_operations([other, *operations[1:]], _SCHEMA), {})
+        made = _made_of(native, encoded_operations([other, *operations[1:]], _SCHEMA), {}, header)
         assert made is None or _is_key(definition, code), "the kernel takes damage for a key"
     encoded = encoded_operations(operations, _SCHEMA)
-    found = _made_of(native, encoded, old)
+    found = _made_of(native, encoded, old, header)
     try:
         expected = merge_small(
-            without, SmallRequest(operations, without), lambda keys: [old.get(key, b"") for key in keys]
+            without, SmallRequest(operations, without), lambda keys: [old.get(key, b"") for key in keys], header
         )
     except CorruptData:
         assert found is None, "the kernel takes damage for a row"
@@ -177,9 +179,9 @@ def native_few(data: bytes) -> None:
     assert (found.records, found.digest, found.added_rows) == (
         *(expected.records, expected.digest % 2**64, expected.added_rows),
     )
-    header = LogBatch(base_offset=Offset(given.number(200)), schema_id=_SCHEMA)
-    assert [finished(found.batch, header, found.records)] == expected.encode(header)
-    places = zip(_names_of(encoded), found.final.tolist(), strict=True)
+    whole = found.batch if isinstance(encoded, Few) else finished(found.batch, header, found.records)
+    assert [whole] == expected.pieces
+    places = zip(_names_of(encoded), found.final, strict=True)
     changed = {key: operations[place].value or b"" for key, place in places if place >= 0}
     kept = {key: value for key, value in expected.rows.items() if value or key in old}
     assert {key: value for key, value in changed.items() if value or key in old} == kept
@@ -220,8 +222,8 @@ def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None
     Args:
         changed: What is added to numbers that it gets.
     """
-    small, make = encoded_writes(definition), library.record_maker()
-    if make is None or small is None or small.native is None:
+    small, maker = encoded_writes(definition), library.record_maker()
+    if maker is None or small is None or small.native is None:
         return None
 
     def guarded_make(keeps_lock: bool, plan: int, batch: bytes, target: int, room: int) -> int:
@@ -242,15 +244,23 @@ def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None
         there = guarded(bytes(min(room, fields["room"])))
         addresses = [placed[name].ctypes.data for name in _ADDRESSES]
         given = struct.pack("<18Q", *(fields[name] for name in _NUMBERS), *addresses, fields["scratch_bytes"])
-        status = make(keeps_lock, plan, given, there.ctypes.data, fields["room"])
+        status = maker.make(keeps_lock, plan, given, there.ctypes.data, fields["room"])
         ctypes.memmove(target, there.ctypes.data, len(there))
         ctypes.memmove(real["final"], placed["final"].ctypes.data, sizes["final"])
+        return status
+
+    def guarded_few(plan: ctypes.c_void_p, memory: bytes, count: int, skips: bool, target: bytes, room: int) -> int:
+        placed, there = guarded(memory), guarded(target)
+        addresses = [ctypes.c_void_p(each.ctypes.data) for each in (placed, there)]
+        status = maker.make_few(plan, addresses[0], count, skips, addresses[1], room)
+        # The kernel fills bytes that nobody else has.
+        ctypes.memmove(target, there.ctypes.data, len(target))
         return status
 
     table = layout_of(definition).flat
     assert table is not None
     return ChangeMaker(
-        *(guarded_make, table, small.records.template),
+        *(RecordMaker(guarded_make, guarded_few), table, small.records.template),
         preimages=small.preimages,
         inserts=small.tells_inserts,
         keeps_first=small.keeps_first,
@@ -262,9 +272,9 @@ def _stored(values: list[bytes]) -> Stored:
     return Stored(column.lengths, column)
 
 
-def _made_of(maker: ChangeMaker, rows: Encoded | Few, old: Mapping[bytes, bytes]) -> Made | None:
+def _made_of(maker: ChangeMaker, rows: Encoded | Few, old: Mapping[bytes, bytes], header: BatchHeader) -> Made | None:
     stored = [old.get(key, b"") for key in _names_of(rows)]
-    return maker.make_few(rows, stored) if isinstance(rows, Few) else maker.make(rows, _stored(stored))
+    return maker.make_few(rows, stored, packed(header)) if isinstance(rows, Few) else maker.make(rows, _stored(stored))
 
 
 def _names_of(rows: Encoded | Few) -> list[bytes]:

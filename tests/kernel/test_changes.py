@@ -24,7 +24,9 @@ from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher
-from logformat.ids import SchemaId, TableId
+from logformat.ids import Offset, SchemaId, TableId
+from logformat.log.batch import BatchHeader
+from logformat.log.few_records import finished, packed
 from tests.fuzz.write_targets import guarded_maker
 
 SCHEMA = pa.schema(
@@ -35,6 +37,7 @@ SCHEMA = pa.schema(
         pa.field("b", pa.binary()),
     ]
 )
+HEADER = BatchHeader(base_offset=Offset(7), commit_timestamp=1 << 40, schema_id=SchemaId(1))
 DEFINITION = TableDefinition(TableId(1), "t", {SchemaId(1): SCHEMA}, ("k",), 1, TableOptions())
 WRITES = EncodedWrites(DEFINITION, ("k",), has_kernel=False)
 ROWS = pa.RecordBatch.from_pylist(
@@ -78,13 +81,14 @@ def test_rows_that_take_the_place_of_themselves_change_no_figure(count: int) -> 
     found = made(rows, stored(rows.values.to_list()))
     assert found is not None
     assert (found.records, found.added_rows, found.digest) == (2 * count, 0, 0)
-    assert found.final.tolist() == list(range(count))
+    assert list(found.final) == list(range(count))
     if count <= FEW_MAX:
         maker = guarded_maker(DEFINITION)
         assert maker is not None
-        again = maker.make_few(few(count), few(count).values)
+        again = maker.make_few(few(count), few(count).values, packed(HEADER))
         assert again is not None
-        assert (again.batch, again.final.tolist()) == (found.batch, found.final.tolist())
+        assert again.batch == finished(memoryview(bytearray(found.batch)), HEADER, found.records)
+        assert again.final == tuple(found.final)
 
 
 @needs_kernel

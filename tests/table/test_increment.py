@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +16,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import CorruptData, InvalidRequest, InvalidTargetColumns, SchemaMismatch, UnsupportedOperation
+from kvstore.kernel import library
+from kvstore.memtable.memtable import Memtable
 from kvstore.request import increments
 from tests.conftest import OpenStore
 from tests.support.examples import slow
@@ -203,3 +207,28 @@ def test_rows_of_an_earlier_schema_are_incremented(open_store: OpenStore) -> Non
     store.drop_columns("t", ["m"])
     assert table.increment(1, {"count": 1}) == table[1] == {"k": 1, "count": 4}
     assert table.to_arrow(filter=pc.field("count") == 4).num_rows == 1
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda row: row[:-1] + b"x",
+        lambda row: row[:8],
+        lambda row: row[:4],
+        lambda row: row[:6] + b"\xff" + row[7:],  # all columns are null
+        lambda row: row[:7] + b"\x7f" * (len(row) - 7),  # no sum fits
+    ],
+)
+def test_an_increment_of_a_damaged_row_says_so_and_writes_nothing(
+    open_store: OpenStore, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes], has_kernel: bool
+) -> None:
+    table = table_of(open_store, SCHEMA)
+    table.upsert(ROW)
+    ends, found = table.offsets(), Memtable.get
+    with monkeypatch.context() as patch, nullcontext() if has_kernel else library.switched_off():
+        patch.setattr(Memtable, "get", lambda *given: [damage(row) if row else row for row in found(*given)])
+        with pytest.raises(CorruptData):
+            table.increment("a", {"i8": 1})
+    assert table.offsets() == ends
+    assert table.increment("a", {"i8": 1}) == {**ROW, "i8": 1}

@@ -17,19 +17,24 @@ from kvstore.request.encoded import EncodedWrites, SmallRequest
 from kvstore.request.request import Request
 from logformat.log.arrow_message import Compression
 from logformat.log.batch import BATCH_BYTES_MAX, RECORDS_MAX, LogBatch, encode_parts
-from logformat.log.few_records import FewRecordsEncoder, finished
+from logformat.log.few_records import FewRecordsEncoder, finished, packed
 
 COMPRESSED_RECORDS_MIN = 4096
 """A smaller batch is not compressed: to begin would take longer than to write what it saves."""
 
 
 def merge_natively(
-    writes: EncodedWrites, request: Request | SmallRequest, memtable: Memtable, compression: Compression
+    writes: EncodedWrites,
+    request: Request | SmallRequest,
+    memtable: Memtable,
+    header: LogBatch,
+    compression: Compression,
 ) -> EncodedMerge | None:
     """Merge a request; None if Python has to do it.
 
     Args:
         writes: Writes of the table as it is now.
+        header: Of the batch of its change records, without what is said of these.
 
     Raises:
         CorruptData: A page of the index is damaged.
@@ -40,32 +45,33 @@ def merge_natively(
         return None
     skips = writes.skips_identical or (isinstance(request, Request) and request.skips_identical)
     if isinstance(rows, Few):
-        names, known = rows.names, request.stored if isinstance(request, SmallRequest) else None
-        old = [known[name] for name in names] if known and known.keys() >= set(names) else memtable.get(names)
-        made = native.make_few(rows, old, skips=skips)
-    else:
-        stored = memtable.stored(rows.keys)
-        made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
+        known = request.stored if isinstance(request, SmallRequest) else None
+        old = memtable.get(rows.names) if known is None else known
+        made = native.make_few(rows, old, packed(header), skips=skips)
+        if made is None or len(made.batch) > BATCH_BYTES_MAX:
+            return None
+        left = {name: row for name, row, place in zip(*rows, made.final, strict=True) if place >= 0}
+        return EncodedMerge(made.records, [made.batch], left, made.added_rows, made.digest)
+    stored = memtable.stored(rows.keys)
+    made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
     if made is None:
         return None
-
-    def encode(batch: LogBatch) -> list[memoryview]:
-        return _encoded(writes.records, batch, made, compression)
-
-    return EncodedMerge(made.records, encode, _left(rows, made), made.added_rows, made.digest)
+    pieces = _pieces(writes.records, header, made, compression)
+    return EncodedMerge(made.records, pieces, _left(rows, made), made.added_rows, made.digest)
 
 
-def _left(rows: Encoded | Few, made: Made) -> dict[bytes, bytes] | Run:
+def _left(rows: Encoded, made: Made) -> dict[bytes, bytes] | Run:
     """The rows that change, by key."""
-    if not isinstance(rows, Few) and len(rows.keys) >= RUN_KEYS:
-        at = np.flatnonzero(made.final >= 0)
-        return Run(rows.keys.take(at), rows.values.take(made.final[at]))  # copies: rows have more in their memory
-    names, values = rows if isinstance(rows, Few) else (rows.keys.to_list(), rows.values.to_list())
-    pairs = zip(names, made.final.tolist(), strict=True)
+    final = np.asarray(made.final)
+    if len(rows.keys) >= RUN_KEYS:
+        at = np.flatnonzero(final >= 0)
+        return Run(rows.keys.take(at), rows.values.take(final[at]))  # copies: rows have more in their memory
+    names, values = rows.keys.to_list(), rows.values.to_list()
+    pairs = zip(names, final.tolist(), strict=True)
     return {name: values[operation] for name, operation in pairs if operation >= 0}
 
 
-def _encoded(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:
+def _pieces(encoder: FewRecordsEncoder, header: LogBatch, made: Made, compression: Compression) -> list[memoryview]:
     if made.records < COMPRESSED_RECORDS_MIN:
         compression = None
     if compression is None and len(made.batch) <= BATCH_BYTES_MAX and made.records <= RECORDS_MAX:

@@ -25,26 +25,30 @@ class EncodedMerge(NamedTuple):
 
     Attributes:
         records: Number of its change records.
-        encode: Returns their batch, given its header, in pieces; called once.
+        pieces: Their batch.
         rows: See :meth:`kvstore.memtable.memtable.Memtable.put`.
         added_rows, digest: Change of the row count and of the digest (modulo 2^64).
     """
 
     records: int
-    encode: Callable[[LogBatch], list[memoryview]]
+    pieces: list[memoryview]
     rows: dict[bytes, bytes] | Run
     added_rows: int
     digest: int
 
 
 def merge_small(
-    writes: EncodedWrites, request: Request | SmallRequest, get: Callable[[list[bytes]], list[bytes]]
+    writes: EncodedWrites,
+    request: Request | SmallRequest,
+    get: Callable[[list[bytes]], list[bytes]],
+    header: LogBatch,
 ) -> EncodedMerge | None:
     """Merge a request; None if it needs the long way.
 
     Args:
         writes: Small writes of the table as it is now.
         get: Returns the stored values of keys, in order; empty where there is none.
+        header: Of the batch of its change records, without what is said of these.
 
     Raises:
         CorruptData: A stored row is damaged.
@@ -80,7 +84,7 @@ def merge_small(
     columns = writes.rows.columns(records)
     return EncodedMerge(
         len(change_types),
-        lambda batch: [writes.records.batch(batch, bytes(change_types), columns)],
+        [writes.records.batch(header, bytes(change_types), columns)],
         {key: rows[key] for key in hashes if rows[key] or key in old_hashes},
         sum(map(bool, rows.values())) - len(old_hashes),
         sum(hashes.values()) - sum([old_hashes[key] for key in hashes if key in old_hashes]),

@@ -22,6 +22,7 @@ from kvstore.request.auto_increment import Ids, next_count_after
 from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
+from logformat.ids import Offset
 from logformat.log.batch import BatchHeader, records_of
 from logformat.log.index_state import IndexState
 
@@ -190,7 +191,8 @@ def state_after(
     for header in headers:
         if header.commit_timestamp < before:
             back = header.base_offset
-        before, end, uncounted = header.commit_timestamp, header.next_offset, header.uncounted_ms
+        end = Offset(header.base_offset + header.last_offset_delta + 1)
+        before, uncounted = header.commit_timestamp, header.uncounted_ms
     synced = state.synced_base, state.synced_position, state.synced_offset
     return IndexState(  # _replace takes three times as long
         *(state.table_id, state.bucket_id, end, *synced, row_count, digest),

@@ -85,6 +85,7 @@ class FewRowsCodec:
         self._columns = [_Column(schema.field(name)) for name in names]
         self._key = self._columns[: len(key)]
         self._kinds = tuple([column.kind for column in self._columns])
+        self._key_kinds = self._kinds[: len(key)]
         self._cells_of = [column.cell_of for column in self._columns]
         self._codes_of = [column.code_of for column in self._key]
         self._values = values = self._columns[len(key) :]
@@ -141,12 +142,10 @@ class FewRowsCodec:
     def delete(self, key: Any) -> Operation | None:
         """The operation that deletes a key, a value or a tuple in key order; None if it needs the general code."""
         values = key if type(key) is tuple else (key,)
-        if len(values) != len(self._key):
-            return None
-        if any(type(value) is not column.kind for column, value in zip(self._key, values, strict=True)):
+        if tuple(map(type, values)) != self._key_kinds:
             return None
         try:
-            return self._delete([column.cell_of(value) for column, value in zip(self._key, values, strict=True)])
+            return self._delete(tuple(map(call, self._pack_key, values)))
         except MISFITS:
             return None
 
@@ -162,7 +161,7 @@ class FewRowsCodec:
         deletes = is_delete.to_pylist() if is_delete.true_count else [False] * rows.num_rows
         operations = []
         for deleted, nulls, *cells in zip(deletes, nulls_of, *columns, strict=True):
-            operation = self._delete(cells[: len(self._key)]) if deleted else self._upsert(cells, nulls)
+            operation = self._delete(tuple(cells[: len(self._key)])) if deleted else self._upsert(cells, nulls)
             if operation is None:
                 return None
             operations.append(operation)
@@ -201,6 +200,10 @@ class FewRowsCodec:
             raise CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1)
         return hash_found if value[4:6] == self._schema_bytes else None
 
+    def is_whole(self, value: bytes) -> bool:
+        """Whether a stored value, which was not verified, is of this schema and has all cells of a fixed width."""
+        return len(value) >= self._fixed.size and value[4:6] == self._schema_bytes
+
     def place_of(self, name: str) -> CellPlace | None:
         """Where stored values have the cell of a column outside the key; None if cells of it differ in length."""
         number = next(nth for nth, column in enumerate(self._values) if column.name == name)
@@ -214,7 +217,7 @@ class FewRowsCodec:
         """The operation that stores a stored row again, with other cells.
 
         Args:
-            value: As it is stored in this schema; it was verified.
+            value: As it is stored in this schema; see :meth:`is_whole`.
         """
         for place, cell in cells:
             value = value[: place.start] + cell + value[place.end :]
@@ -289,9 +292,9 @@ class FewRowsCodec:
         hash_found = self._hash(code, len(code), value, len(value))
         return Operation(code, key, (hash_found & CHECKSUM_BITS).to_bytes(4, "little") + value[4:], hash_found)
 
-    def _delete(self, key: Sequence[bytes]) -> Operation | None:
+    def _delete(self, key: Cells) -> Operation | None:
         code = self._code(key)
-        return None if code is None else Operation(code, tuple(key), None, 0)
+        return None if code is None else Operation(code, key, None, 0)
 
     def _code(self, key: Sequence[bytes]) -> bytes | None:
         code = b"".join([ROW, *map(call, self._codes_of, key)])

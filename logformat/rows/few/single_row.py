@@ -104,6 +104,10 @@ class SingleRowCodec:
                 raise _wrong_checksum(key)
         elif not verify(code, len(code), value, len(value)):
             raise _wrong_checksum(key)
+        return self.decoded(key, value)
+
+    def decoded(self, key: Any, value: bytes) -> dict[str, Any] | None:
+        """Like :meth:`decode`, of a value that was verified, or just encoded."""
         schema_id = value[4] | value[5] << 8
         if schema_id > self._schema_id:
             return None
