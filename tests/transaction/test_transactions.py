@@ -87,6 +87,28 @@ def test_a_block_that_is_left_by_an_error_writes_nothing(store: kvstore.Store, l
     assert (store["stock"].offsets(), store["orders"].offsets()) == before
 
 
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_value_of_a_column_that_is_dropped_meanwhile_is_refused(store: kvstore.Store, rows: int) -> None:
+    before = store["stock"].offsets(), store["orders"].offsets()
+    with pytest.raises(SchemaMismatch, match="dropped") as refused, store.transaction() as tx:  # noqa: PT012
+        tx.upsert("orders", [{"id": id, "item": "apple", "n": 1} for id in range(rows)])
+        tx.delete("stock", "apple")
+        store.drop_columns("orders", ["n"])
+    assert refused.value.where["dropped"] == ["n"]
+    assert (store["stock"].offsets(), store["orders"].offsets()) == before
+    with store.transaction() as tx:
+        tx.upsert("orders", [{"id": id} for id in range(rows)])
+        tx.delete("stock", "apple")
+        store.drop_columns("orders", ["item"])
+    assert len(orders(store)) == rows
+
+
+def test_an_epoch_that_writes_nothing_is_refused(store: kvstore.Store) -> None:
+    with pytest.raises(InvalidRequest, match="writes nothing"), store.transaction(writer="w", epoch=1) as tx:
+        tx.get("stock", "apple")
+    assert "w" not in store["stock"].writers
+
+
 def test_nothing_to_write_writes_nothing(store: kvstore.Store) -> None:
     before = store["stock"].offsets()
     with store.transaction() as tx:
