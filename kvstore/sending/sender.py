@@ -32,7 +32,7 @@ from uuid import uuid4
 from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.elsewhere import NotAnswered, ThisBucket, TooLarge
+from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS, NotAnswered, ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     LogFailed,
@@ -208,11 +208,7 @@ class Sender:
             connection = self._place.owner_of(identity.table_id, identity.bucket_id, handle.is_owned_elsewhere)
         if connection is None:
             if handle.is_owned_elsewhere():
-                raise StoreLocked(
-                    "Another process writes this bucket, and takes no requests of others: it is stopped, or does"
-                    " exclusive work such as a repair, or is of an older version. Wait until it is done, or end it.",
-                    **refused.where,
-                ) from refused
+                raise StoreLocked(TAKES_NO_REQUESTS, **refused.where) from refused
             return None
         try:
             return self._greeted(handle, connection)

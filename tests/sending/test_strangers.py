@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.clock import SystemClock
+from kvstore.commit import coordinator
 from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
 from kvstore.process.calls import Answer
@@ -215,8 +216,14 @@ def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
         try:
             with pytest.raises(NotAcknowledged, match="has not answered"):
                 table.upsert({"k": 2, "v": "unknown", "n": 2})
-            with pytest.raises(StoreLocked, match=f"stopped.*holder_pid={owner.pid}"):
+            with pytest.raises(StoreLocked, match=f"it is stopped, or.*holder_pid={owner.pid}"):
                 table.upsert({"k": 3, "v": "refused", "n": 3})
+            monkeypatch.setattr(coordinator, "COMMIT_WAIT_SECONDS", 0.5)
+            with (
+                pytest.raises(StoreLocked, match=f"it is stopped, or.*holder_pid={owner.pid}"),
+                store.transaction(writer="w", epoch=1) as tx,
+            ):
+                tx.upsert("t", {"k": 3, "v": "refused", "n": 3})
         finally:
             os.kill(owner.pid, signal.SIGCONT)
         monkeypatch.setattr(sender, "ANSWER_SECONDS", 30)
