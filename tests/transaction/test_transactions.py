@@ -21,6 +21,7 @@ from kvstore.errors import (
     TransactionConflict,
     UnsupportedOperation,
 )
+from kvstore.transaction.table_changes import TableChanges
 from tests.support.tables import rows_of
 
 ORDERS = {"id": "int64 not null", "item": "string", "n": "int64"}
@@ -101,6 +102,30 @@ def test_a_value_of_a_column_that_is_dropped_meanwhile_is_refused(store: kvstore
         tx.delete("stock", "apple")
         store.drop_columns("orders", ["item"])
     assert len(orders(store)) == rows
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_column_that_is_dropped_while_the_transaction_is_committed(
+    store: kvstore.Store, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store["stock"].offsets(), store["orders"].offsets()
+    check, checked = TableChanges.check_columns, []
+
+    def late(changes: TableChanges) -> None:
+        check(changes)
+        checked.append(changes)
+        if len(checked) == 2:
+            store.drop_columns("orders", ["n"])
+
+    monkeypatch.setattr(TableChanges, "check_columns", late)
+    with pytest.raises(SchemaMismatch, match="dropped"), store.transaction() as tx:  # noqa: PT012
+        tx.upsert("orders", [{"id": id, "item": "apple", "n": 1} for id in range(rows)])
+        tx.delete("stock", "apple")
+    assert len(checked) >= 2
+    assert (store["stock"].offsets(), store["orders"].offsets()) == before
+    assert not list((store.path / "staging").glob("*"))
+    store["orders"].upsert({"id": 1})
+    assert store.check().ok
 
 
 def test_an_epoch_that_writes_nothing_is_refused(store: kvstore.Store) -> None:
