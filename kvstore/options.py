@@ -93,5 +93,7 @@ def options_of_call(durability: Durability, settings: Mapping[str, Any]) -> Stor
         InvalidRequest: There is no such setting.
     """
     if unknown := set(settings) - set(StoreOptions.__dataclass_fields__):
-        raise InvalidRequest("There is no such setting.", unknown=sorted(unknown))
+        raise InvalidRequest(
+            "There is no such setting.", unknown=sorted(unknown), settings=list(StoreOptions.__dataclass_fields__)
+        )
     return StoreOptions(durability, **settings)

@@ -125,8 +125,12 @@ class OffsetOutOfRange(InvalidRequest):
 class RowsRefused(InvalidRequest):
     """Some rows were refused because of their content; all others that were handed over before were written.
 
+    A row that does not fit the columns is refused alone. What only the table can refuse, such as a value that a unique
+    index has already or a sum that overflows, refuses its whole batch: up to ``batch_rows`` rows of one bucket, among
+    them rows that would be written without the one that is the cause.
+
     Attributes:
-        refused: One :class:`writer.Refused` for each refused part, with its rows and its error.
+        refused: One :class:`writer.Refused` for each refused part, a row or a batch, with its rows and its error.
     """
 
     def __init__(self, message: str, /, *, refused: Sequence[Any] = (), **where: object) -> None:

@@ -180,7 +180,8 @@ class TableWriter:
         """Wait until everything handed over before is acknowledged.
 
         Raises:
-            RowsRefused: Some rows were refused; this error reports them, once. All others are acknowledged.
+            RowsRefused: Some rows were refused, or batches because of some rows of theirs; this error reports them,
+                once. All others are acknowledged.
             StoreError: The writer has ended, for this reason; see :attr:`unacknowledged`.
         """
         self._buffer.flush()

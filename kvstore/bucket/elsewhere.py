@@ -92,6 +92,12 @@ class OtherOwner(Protocol):
         """Send nothing more; what was sent is answered first."""
 
 
+TAKES_NO_REQUESTS = (
+    "Another process writes this bucket, and takes no requests of others: it is stopped, or does exclusive work such as"
+    " a repair, or is of an older version. Wait until it is done, or end it."
+)
+
+
 class NoOtherOwner:
     """Other processes take no requests: a bucket that one of them owns is locked."""
 

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, CommitLock, pause
 from kvstore.bucket.committer import Committer
+from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
 from kvstore.commit.ends import End, OpenEnds, end
@@ -213,8 +214,8 @@ class Commits:
     def _takes(self, handle: BucketHandle, deadline: float) -> bool:
         try:
             handle.writer()
-        except StoreLocked:
+        except StoreLocked as error:
             if self._clock.monotonic() >= deadline:
-                raise
+                raise StoreLocked(TAKES_NO_REQUESTS, **error.where) from error
             return False
         return True

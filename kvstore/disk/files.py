@@ -324,6 +324,8 @@ def refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # that of a handler of signals, such as TimeoutError
+            raise
         raise refusal(error, path) from error
 
 

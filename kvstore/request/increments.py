@@ -118,7 +118,10 @@ def _amount(field: pa.Field, given: Any) -> Any:
         if types.is_decimal(kind) and not isinstance(given, bool):
             amount = given if isinstance(given, Decimal) else Decimal(operator.index(given))
             if amount.is_finite():
+                _check_places(field, amount)
                 return amount
+    except SchemaMismatch:
+        raise
     except (TypeError, ValueError, OverflowError):
         pass
     if not column_type(kind).is_number:
@@ -126,6 +129,20 @@ def _amount(field: pa.Field, given: Any) -> Any:
     raise SchemaMismatch(
         "An amount is a finite number that fits its column.", column=field.name, type=kind, given=shown(given)
     )
+
+
+def _check_places(field: pa.Field, amount: Decimal) -> None:
+    """Refuse a decimal with more digits after the point than its column has; zeros at its end are none."""
+    number = amount.as_tuple()
+    digits = "".join(map(str, number.digits))
+    zeros = len(digits) - len(digits.rstrip("0"))
+    if amount and int(number.exponent) + zeros < -field.type.scale:
+        raise SchemaMismatch(
+            "The amount does not fit the column: it has more digits after the point.",
+            column=field.name,
+            type=field.type,
+            amount=shown(amount),
+        )
 
 
 def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: Any) -> dict[str, Any]:

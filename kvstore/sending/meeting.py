@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import socket
 import weakref
 from collections.abc import Callable, Iterator
@@ -71,14 +72,15 @@ class MeetingPlace:
                 listener.bind(_address(directory, name))
                 try:
                     listener.listen(1)
-                    listener.settimeout(_LOOK_SECONDS)
+                    waiting = select.poll()
+                    waiting.register(listener, select.POLLIN)
                     while self._clock.monotonic() < deadline:
                         check_caller()
-                        try:
+                        # A time that is over is no error here: one is that of a handler of signals of the program.
+                        if waiting.poll(_LOOK_SECONDS * 1000):
                             return _kept(listener.accept()[0])
-                        except TimeoutError:
-                            if not is_owned():
-                                return None
+                        if not is_owned():
+                            return None
                 finally:
                     with suppress(FileNotFoundError):
                         self._files.remove(self.path / name)

@@ -32,7 +32,7 @@ from uuid import uuid4
 from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
-from kvstore.bucket.elsewhere import NotAnswered, ThisBucket, TooLarge
+from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS, NotAnswered, ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     LogFailed,
@@ -208,11 +208,7 @@ class Sender:
             connection = self._place.owner_of(identity.table_id, identity.bucket_id, handle.is_owned_elsewhere)
         if connection is None:
             if handle.is_owned_elsewhere():
-                raise StoreLocked(
-                    "Another process writes this bucket, and takes no requests of others: it is stopped, or does"
-                    " exclusive work such as a repair, or is of an older version. Wait until it is done, or end it.",
-                    **refused.where,
-                ) from refused
+                raise StoreLocked(TAKES_NO_REQUESTS, **refused.where) from refused
             return None
         try:
             return self._greeted(handle, connection)
@@ -233,7 +229,7 @@ class Sender:
         if lock is None:
             connection.close()
             return None
-        connection.settimeout(MEET_SECONDS)
+        _give_up_after(connection, MEET_SECONDS, MEET_SECONDS)
         try:
             connection.sendall(
                 Greeting(
@@ -241,18 +237,17 @@ class Sender:
                 ).encode()
             )
             kind, content = _first_frame(connection)
-        except (OSError, BadFrame):
+        except (OSError, BadFrame) as error:
             connection.close()
+            if _is_of_program(error):
+                raise
             return None
         if kind is Kind.REFUSED:
             raise frames.decode_error(content)
         if kind is not Kind.WELCOME:
             connection.close()
             return None
-        connection.settimeout(None)
-        for option, seconds in ((socket.SO_RCVTIMEO, _TICK_SECONDS), (socket.SO_SNDTIMEO, ANSWER_SECONDS)):
-            timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
-            connection.setsockopt(socket.SOL_SOCKET, option, timeout)
+        _give_up_after(connection, _TICK_SECONDS, ANSWER_SECONDS)
         return connection
 
     # Sending
@@ -394,8 +389,10 @@ class Sender:
         assert self._connection is not None
         try:
             self._connection.sendall(sent.frame)
-        except OSError:  # the thread sees the end of the connection, and sends it again
+        except OSError as error:  # the thread sees the end of the connection, and sends it again
             _shut(self._connection)
+            if _is_of_program(error):
+                raise
         except BaseException:  # Ctrl-C: a part of it may be sent
             _shut(self._connection)
             raise
@@ -640,6 +637,21 @@ class Sender:
     def _wait(self) -> None:
         self._changed.wait(_TICK_SECONDS)
         check_caller()
+
+
+def _give_up_after(connection: socket.socket, receiving: float, sending: float) -> None:
+    """Have the system end waits for the other side after so many seconds, by BlockingIOError."""
+    for option, seconds in ((socket.SO_RCVTIMEO, receiving), (socket.SO_SNDTIMEO, sending)):
+        timeout = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
+        connection.setsockopt(socket.SOL_SOCKET, option, timeout)
+
+
+def _is_of_program(error: Exception) -> bool:
+    """Whether the program's own handler of a signal raised it during the call: the system's errors have a number.
+
+    Such a handler raises TimeoutError, which is an OSError.
+    """
+    return isinstance(error, OSError) and error.errno is None
 
 
 def _first_frame(connection: socket.socket) -> tuple[Kind, bytes]:

@@ -318,7 +318,10 @@ class Store(AlteredTables, ReadStore):
             epoch: Number of the transaction under ``writer``; each larger than the last.
 
         Raises:
-            InvalidRequest: Only one of ``writer`` and ``epoch`` is given.
+            InvalidRequest: Only one of ``writer`` and ``epoch`` is given. At the end of the block: both are, and the
+                transaction writes nothing.
+            SchemaMismatch: At the end of the block: a row has a value in a column that was dropped since the
+                transaction first used the table. Nothing was written.
             TransactionConflict: At the end of the block: a row that was read has changed. Nothing was written.
             OutOfOrderSequence: At the end of the block: ``epoch`` is too small. Nothing was written.
             NotAcknowledged: At the end of the block: another process was to commit it, and does not answer; it may be

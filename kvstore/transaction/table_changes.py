@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore.bucket.committer import Committer
-from kvstore.errors import TransactionConflict, UnsupportedOperation
+from kvstore.errors import SchemaMismatch, TransactionConflict, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import (
     BYTES_MAX,
@@ -155,15 +155,36 @@ class TableChanges:
                 requests.append(request_of(each, self.definition))
         return requests
 
+    def check_columns(self) -> None:
+        """Verify that every column in which a row has a value is still there.
+
+        Raises:
+            SchemaMismatch: One was dropped.
+            NoSuchTable: The table was.
+        """
+        names = self.opened.catalog.definition().renamed_since(self.definition.schema_id)
+        dropped = [name for name, now in names.items() if now is None]
+        if not dropped:
+            return
+        rows = self._all().rows
+        if lost := [name for name in dropped if rows.column(name).null_count < len(rows)]:
+            raise SchemaMismatch(
+                "The transaction has written values of a column that was dropped meanwhile; run it again without them.",
+                table=self.definition.name,
+                dropped=lost,
+            )
+
     def verify(self, committers: Mapping[BucketId, Committer]) -> None:
-        """Verify that every row that was read is still the same; no bucket is written meanwhile.
+        """Verify that every row that was read is still the same, and every column there; no bucket is written now.
 
         Args:
             committers: Of all buckets, which wait. The handles may wait for these: to hand a bucket over, or to close.
 
         Raises:
             TransactionConflict: One is not.
+            SchemaMismatch: See :meth:`check_columns`.
         """
+        self.check_columns()
         for (bucket, code), value in self.read.items():
             if (committers[bucket].memtable.value(code) or b"") != value:
                 raise self.conflict(code)

@@ -151,7 +151,8 @@ class Transaction:
 
         Args:
             key: See :meth:`get`.
-            row: The whole row, with or without its key; None if there is to be none.
+            row: The whole row, with or without its key; None if there is to be none. A nullable column that is left out
+                is expected to be null.
 
         Raises:
             TransactionConflict: It is another one. Leave the block by it: then nothing is written.
@@ -174,7 +175,15 @@ class Transaction:
     def _committed(self) -> TransactionResult:
         named = {changes: name for name, changes in reversed(self._tables.items())}
         tables = sorted(named, key=lambda changes: changes.definition.id)
+        for changes in tables:
+            changes.check_columns()
         if not any(changes.is_changed for changes in tables):
+            if self._writer is not None:
+                raise InvalidRequest(
+                    "A transaction that writes nothing counts no epoch; give a `writer` only to one that writes.",
+                    writer=self._writer,
+                    epoch=self._epoch,
+                )
             return TransactionResult()
         if self._writer is None and len(tables) == 1 and (bucket := tables[0].only_bucket()) is not None:
             return TransactionResult({named[tables[0]]: {bucket: _alone(tables[0], bucket)}})

@@ -20,6 +20,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.clock import SystemClock
+from kvstore.commit import coordinator
 from kvstore.disk.files import Files
 from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
 from kvstore.process.calls import Answer
@@ -215,8 +216,14 @@ def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
         try:
             with pytest.raises(NotAcknowledged, match="has not answered"):
                 table.upsert({"k": 2, "v": "unknown", "n": 2})
-            with pytest.raises(StoreLocked, match=f"stopped.*holder_pid={owner.pid}"):
+            with pytest.raises(StoreLocked, match=f"it is stopped, or.*holder_pid={owner.pid}"):
                 table.upsert({"k": 3, "v": "refused", "n": 3})
+            monkeypatch.setattr(coordinator, "COMMIT_WAIT_SECONDS", 0.5)
+            with (
+                pytest.raises(StoreLocked, match=f"it is stopped, or.*holder_pid={owner.pid}"),
+                store.transaction(writer="w", epoch=1) as tx,
+            ):
+                tx.upsert("t", {"k": 3, "v": "refused", "n": 3})
         finally:
             os.kill(owner.pid, signal.SIGCONT)
         monkeypatch.setattr(sender, "ANSWER_SECONDS", 30)
@@ -226,6 +233,34 @@ def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
         found = {row["k"] for row in rows_of(table)}
         assert found - {2} == {0, 1, 4, 5, 6, 7}
         assert store.check()
+
+
+@pytest.mark.parametrize("has_met", [False, True])
+def test_the_error_of_a_handler_of_signals_ends_a_wait_for_the_owner(
+    owner: Child, store_path: Path, has_met: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(_signal: int, _frame: object) -> None:
+        raise TimeoutError("the program waits no longer")
+
+    if has_met:  # it connects, and never greets
+        monkeypatch.setattr(MeetingPlace, "owner_of", lambda *_: silent)
+    silent, other = socket.socketpair()
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        with kvstore.open(store_path) as store:
+            table = store.table("t")
+            owner.stop()
+            signal.setitimer(signal.ITIMER_REAL, 0.7)
+            with pytest.raises(TimeoutError, match="waits no longer"):
+                table.upsert({"k": 1, "v": "a", "n": 1})
+            os.kill(owner.pid, signal.SIGCONT)
+            monkeypatch.undo()
+            table.upsert({"k": 2, "v": "b", "n": 2})
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        silent.close()
+        other.close()
 
 
 def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(

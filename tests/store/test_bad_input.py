@@ -596,3 +596,10 @@ def snapshot(path: Path) -> dict[str, bytes]:
         for file in path.rglob("*")
         if file.is_file() and file.name != "lock.mdb"
     }
+
+
+def test_a_setting_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"unknown=\['durabilty'\] settings=\['durability', ") as refused:
+        kvstore.open(tmp_path / "new", durabilty="none")
+    assert "batch_rows_max" in refused.value.where["settings"]
+    assert not (tmp_path / "new").exists()

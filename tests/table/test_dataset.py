@@ -131,6 +131,11 @@ class TestSql:
     def rows(self, store: kvstore.Store, query: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in store.sql(query).read_all().to_pylist()]
 
+    def test_a_query_is_one_statement(self, store: kvstore.Store) -> None:
+        assert self.rows(store, "SELECT 1 AS a; -- the only one") == [(1,)]
+        with pytest.raises(InvalidRequest, match=r"one statement.*statements=2"):
+            store.sql("SELECT 1 AS a; SELECT 2 AS a")
+
     @pytest.mark.usefixtures("table")
     def test_tables_are_found_by_name(self, store: kvstore.Store) -> None:
         other = store.create_table("other table", {"k": "int64", "v": "string"}, "k")

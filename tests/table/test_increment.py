@@ -187,9 +187,15 @@ def test_other_kinds_of_tables(open_store: OpenStore) -> None:
     nested.upsert({"k": 1, "money": Decimal("990.50"), "at": dt.datetime(2026, 1, 1), "tags": ["a"]})
     after = nested.increment(1, {"money": Decimal("9.49")})
     assert after == nested[1] == {"k": 1, "money": Decimal("999.99"), "at": dt.datetime(2026, 1, 1), "tags": ["a"]}
-    for amount in (Decimal("0.01"), Decimal("-0.001")):
-        with pytest.raises(InvalidRequest, match="does not fit the column"):
-            nested.increment(1, {"money": amount})
+    for amount, what in (
+        ("0.01", "sum"),
+        ("-0.001", "amount"),
+        ("0.0010", "amount"),
+        ("1E+30", "sum"),
+        ("1E+999", "sum"),
+    ):
+        with pytest.raises(InvalidRequest, match=f"{what} does not fit the column"):
+            nested.increment(1, {"money": Decimal(amount)})
     for other in (0.5, (0, (1, 2), -1), "1"):
         with pytest.raises(SchemaMismatch):
             nested.increment(1, {"money": other})

@@ -21,6 +21,7 @@ from kvstore.errors import (
     TransactionConflict,
     UnsupportedOperation,
 )
+from kvstore.transaction.table_changes import TableChanges
 from tests.support.tables import rows_of
 
 ORDERS = {"id": "int64 not null", "item": "string", "n": "int64"}
@@ -85,6 +86,52 @@ def test_a_block_that_is_left_by_an_error_writes_nothing(store: kvstore.Store, l
         raise leave("no")
     assert tx.result is None
     assert (store["stock"].offsets(), store["orders"].offsets()) == before
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_value_of_a_column_that_is_dropped_meanwhile_is_refused(store: kvstore.Store, rows: int) -> None:
+    before = store["stock"].offsets(), store["orders"].offsets()
+    with pytest.raises(SchemaMismatch, match="dropped") as refused, store.transaction() as tx:  # noqa: PT012
+        tx.upsert("orders", [{"id": id, "item": "apple", "n": 1} for id in range(rows)])
+        tx.delete("stock", "apple")
+        store.drop_columns("orders", ["n"])
+    assert refused.value.where["dropped"] == ["n"]
+    assert (store["stock"].offsets(), store["orders"].offsets()) == before
+    with store.transaction() as tx:
+        tx.upsert("orders", [{"id": id} for id in range(rows)])
+        tx.delete("stock", "apple")
+        store.drop_columns("orders", ["item"])
+    assert len(orders(store)) == rows
+
+
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_column_that_is_dropped_while_the_transaction_is_committed(
+    store: kvstore.Store, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store["stock"].offsets(), store["orders"].offsets()
+    check, checked = TableChanges.check_columns, []
+
+    def late(changes: TableChanges) -> None:
+        check(changes)
+        checked.append(changes)
+        if len(checked) == 2:
+            store.drop_columns("orders", ["n"])
+
+    monkeypatch.setattr(TableChanges, "check_columns", late)
+    with pytest.raises(SchemaMismatch, match="dropped"), store.transaction() as tx:  # noqa: PT012
+        tx.upsert("orders", [{"id": id, "item": "apple", "n": 1} for id in range(rows)])
+        tx.delete("stock", "apple")
+    assert len(checked) >= 2
+    assert (store["stock"].offsets(), store["orders"].offsets()) == before
+    assert not list((store.path / "staging").glob("*"))
+    store["orders"].upsert({"id": 1})
+    assert store.check().ok
+
+
+def test_an_epoch_that_writes_nothing_is_refused(store: kvstore.Store) -> None:
+    with pytest.raises(InvalidRequest, match="writes nothing"), store.transaction(writer="w", epoch=1) as tx:
+        tx.get("stock", "apple")
+    assert "w" not in store["stock"].writers
 
 
 def test_nothing_to_write_writes_nothing(store: kvstore.Store) -> None:

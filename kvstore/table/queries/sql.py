@@ -76,9 +76,16 @@ def run(
         connection = stack.enter_context(duckdb.connect(config=CONFIGURATION))
         try:
             connection.execute(_MACRO).fetchall()
-            if any(statement.type.name in _WRITES for statement in connection.extract_statements(query)):
+            statements = connection.extract_statements(query)
+            if any(statement.type.name in _WRITES for statement in statements):
                 raise InvalidRequest(
                     "`sql` only reads; write by the methods of a table, such as `upsert`.", query=shown(query)
+                )
+            if len(statements) > 1:
+                raise InvalidRequest(
+                    "A query is one statement; run others by themselves.",
+                    query=shown(query),
+                    statements=len(statements),
                 )
             wanted = list(_named(connection, query, names))
             table = stack.enter_context(at_once([name for _, name, _ in wanted]))
