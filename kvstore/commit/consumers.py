@@ -65,12 +65,15 @@ class Consumers:
         self._check_ends(given)
         self._put(name, given, None, strict=True, filter=filter)
 
-    def hold(self, name: str, offsets: Mapping[int, int], filter: str | None = None) -> None:
-        """Like :meth:`put`, for offsets that were read from the log; what has expired since is left out.
+    def hold(self, name: str, offsets: Mapping[int, int], filter: str | None = None, *, is_named: bool = False) -> None:
+        """Like :meth:`put`, for offsets that were read from the log, also if it has expired further since.
 
-        A reader of expired changes gets an error then.
+        The next reader of the name gets an error then: a position never passes what was not read.
+
+        Args:
+            is_named: Whether the name has had a position before, and is to have it still.
         """
-        self._put(name, self._offsets_given(offsets), None, strict=False, filter=filter)
+        self._put(name, self._offsets_given(offsets), None, strict=False, filter=filter, is_named=is_named)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
         """Hold what the log has from these offsets on for ``LEASE_SECONDS``, if it ever expires.
@@ -90,16 +93,28 @@ class Consumers:
         return any(handle.log.start() for handle in self._handles)
 
     def _put(
-        self, name: str, offsets: Sequence[Offset], until_ms: int | None, *, strict: bool, filter: str | None = None
+        self,
+        name: str,
+        offsets: Sequence[Offset],
+        until_ms: int | None,
+        *,
+        strict: bool,
+        filter: str | None = None,
+        is_named: bool = False,
     ) -> None:
-        """Register offsets; expired ones are moved to the log's start, or raise if ``strict``."""
+        """Register offsets; expired ones raise if ``strict``, and a lease moves them to the log's start."""
         known = self._known(self._journal.state()).named.get(name)
         filter = self.filter_of(name) if filter is None else filter
         if until_ms is None and known == NamedConsumer(tuple(offsets), filter=filter):
             return  # it is registered already, so the log has it
 
         def decide(state: CatalogState) -> SetConsumer:
-            self._known(state)
+            if self._known(state).named.get(name) is None and is_named:
+                raise InvalidRequest(
+                    "The name of this subscription was given up by `drop_consumer`; nothing was acknowledged. "
+                    "Subscribe again to read on under it.",
+                    name=name,
+                )
             starts = [handle.log.start() for handle in self._handles]
             for bucket, (offset, start) in enumerate(zip(offsets, starts, strict=True)):
                 if strict and offset < start:
@@ -111,7 +126,7 @@ class Consumers:
                         offset=offset,
                         log_start=start,
                     )
-            held = list(map(max, offsets, starts))
+            held = list(offsets) if until_ms is None else list(map(max, offsets, starts))
             return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms, filter=filter)
 
         # If the edit is lost, the log keeps more than necessary.

@@ -10,6 +10,9 @@ from kvstore.disk.files import Files, open_file
 from kvstore.log.segments import FoundBatch
 from logformat.log.batch import LAYOUTS, BatchHeader, verify
 
+SEGMENTS_MAX = 8
+"""So many are held at most: a tail has one or two, unless segments are small."""
+
 
 class HeldSegments:
     """Segments of one log, each with one descriptor as long as there is a batch of it that may be read again.
@@ -23,14 +26,16 @@ class HeldSegments:
         self._held: WeakValueDictionary[tuple[int, int], _Segment] = WeakValueDictionary()
 
     def batch(self, batch: FoundBatch) -> HeldBatch | None:
-        """A batch that can be read again; None if the log has removed its segment already, or written it again.
+        """A batch that can be read again; None if it has to be used now.
 
-        Raises:
-            OSError: The segment can't be opened.
+        So it is if the log has removed its segment already, or written it again, if that can't be opened (the process
+        may have no descriptor left), and if enough others are held.
         """
         try:
             segment = _Segment(batch.path, self._files)
-        except FileNotFoundError:
+        except OSError:
+            return None
+        if segment.identity not in self._held and len(self._held) >= SEGMENTS_MAX:
             return None
         size = LAYOUTS[batch.header.magic].size
         if os.pread(segment.descriptor, size, batch.position) != batch.data[:size]:

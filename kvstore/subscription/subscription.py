@@ -120,6 +120,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
         self._is_owed = False
         """Whether the catalog has yet to get this position."""
+        self._is_named = False
+        """Whether the catalog has had a position of this name."""
         self._steps: deque[_Given] = deque()
         """Those that are not acknowledged, in order."""
         self._read: dict[int, Offset]
@@ -145,7 +147,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         ended = {int(bucket): feed.buckets[bucket].shown().applied_offset for bucket in buckets}
         self._until = None if follow else ended
         if not self._is_full:
-            self._places = dict(known)
+            self._places, self._is_named = dict(known), True
         self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
         self._waits = Waits(feed.buckets)
         self._batches = self._all()
@@ -172,6 +174,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         for batch in self._batches:
             if batch is not None:
                 self._waits.found()
+                self._renew()
                 self._settle(at_once=False)
                 return batch
             self._move_quietly()
@@ -191,6 +194,7 @@ class Subscription(Iterator[pa.RecordBatch]):
                     await self._waits.wait_async()
                 else:
                     self._waits.found()
+                    await loop.run_in_executor(thread, self._renew)
                     await loop.run_in_executor(thread, lambda: self._settle(at_once=False))
                     yield batch
             await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
@@ -202,7 +206,8 @@ class Subscription(Iterator[pa.RecordBatch]):
             batch: One that this subscription has delivered; None for all of them.
 
         Raises:
-            InvalidRequest: It has not delivered the batch, or it is acknowledged already. Nothing was moved.
+            InvalidRequest: It has not delivered the batch, or it is acknowledged already; or the name was given up
+                (``store.drop_consumer``). Nothing was moved.
             NoSuchTable, StoreClosed, StoreFull, LogFailed: The position is where it was.
         """
         count = len(self._steps)
@@ -265,7 +270,8 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _hold(self, places: Mapping[int, int]) -> None:
         self._feed.latest()
-        self._feed.consumers.hold(self._name, places, self._filter)
+        self._feed.consumers.hold(self._name, places, self._filter, is_named=self._is_named)
+        self._is_named = True
         self._moved = self._feed.clock.monotonic()
         self._is_owed = False
 
@@ -276,12 +282,17 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _move_quietly(self, *, at_once: bool = False) -> None:
         """Move the position over what a filter has left out, now and then; and renew the lease."""
+        self._renew()
         now = self._feed.clock.monotonic()
-        if len(self._places) < len(self._feed.buckets) and now - self._leased > LEASE_SECONDS / 2:
-            self._lease(self._read)
         if self._steps and self._steps[0].batch is None and (at_once or now - self._moved > QUIET_SECONDS):
             self._pass(0)
         self._settle(at_once=True)
+
+    def _renew(self) -> None:
+        """Renew the lease, if there is no position yet and half of its time is over."""
+        is_leased = len(self._places) < len(self._feed.buckets)
+        if is_leased and self._feed.clock.monotonic() - self._leased > LEASE_SECONDS / 2:
+            self._lease(self._read)
 
     def _lease(self, places: Mapping[int, int]) -> None:
         self._feed.consumers.lease(self._name, places)  # its first position takes the place of the lease

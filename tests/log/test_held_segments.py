@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from dataclasses import replace
@@ -11,14 +12,15 @@ import pytest
 
 import kvstore
 from kvstore.errors import CorruptBatch
+from kvstore.log import held_segments
 from kvstore.log.held_segments import HeldSegments
 from kvstore.log.segments import FoundBatch
 from logformat.ids import Offset
 
 
-def batches_of(path: Path) -> list[FoundBatch]:
+def batches_of(path: Path, **options: int) -> list[FoundBatch]:
     """Three batches of a log; their bytes are a copy."""
-    with kvstore.open(path) as store:
+    with kvstore.open(path, **options) as store:
         table = store.create_table("t", {"k": "int64"}, "k")
         for k in range(3):
             table.upsert({"k": k})
@@ -69,3 +71,24 @@ def test_damage_since_then_is_an_error(tmp_path: Path) -> None:
     os.close(descriptor)
     with pytest.raises(CorruptBatch, match="checksum"):
         held.read()
+
+
+def test_no_more_segments_are_held_than_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = batches_of(tmp_path / "store", segment_bytes_max=1)
+    assert len({each.path for each in batches}) == 3
+    monkeypatch.setattr(held_segments, "SEGMENTS_MAX", 2)
+    before, segments = descriptors(), HeldSegments()
+    held = [segments.batch(each) for each in batches]
+    assert [each is None for each in held] == [False, False, True]
+    assert segments.batch(batches[0]) is not None, "its segment is held already"
+    assert descriptors() == before + 2
+
+
+def test_a_process_without_descriptors_uses_batches_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches_of(tmp_path / "store")[0]
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(held_segments, "open_file", refuse)
+    assert HeldSegments().batch(batch) is None

@@ -21,7 +21,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreClosed, UnsupportedOperation
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchTable,
+    OffsetOutOfRange,
+    SchemaMismatch,
+    StoreClosed,
+    UnsupportedOperation,
+)
 from kvstore.subscription import subscription
 from tests.support.processes import WITHOUT_PANDAS, Child, Pipe
 from tests.support.tables import rows_of
@@ -462,3 +469,53 @@ def test_filters_are_told_apart_by_what_is_stored_with_and_without_pandas() -> N
     assert printed[0] == printed[1]
     digests = ast.literal_eval(printed[0])
     assert len(set(digests)) == len(digests)
+
+
+EXPIRES = {"segment_bytes_max": 1, "log_bytes_max": 1}
+
+
+def expire(store: kvstore.Store, table: kvstore.Table) -> None:
+    for k in range(3):
+        table.upsert({"k": 1000 + k, "v": 0})
+        store.checkpoint()
+
+
+def test_an_ack_never_passes_changes_that_expired_before_they_were_delivered(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store", **EXPIRES, consumer_log_bytes_max=100) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 1, "v": 1})
+        reader = table.subscribe("c", start="earliest", follow=False)
+        batch = next(reader)
+        for k in range(2, 9):
+            table.upsert({"k": k, "v": 1})
+        expire(store, table)
+        assert table.bucket(0).handle.log.start() > 1, "or nothing has expired"
+        reader.ack(batch)
+        reader.close()
+        with table.subscribe("c", follow=False) as again, pytest.raises(OffsetOutOfRange):
+            next(again)
+
+
+def test_a_first_copy_that_takes_long_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(tmp_path / "store", **EXPIRES) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": k, "v": 0} for k in range(100)])
+        with table.subscribe("c", follow=False) as reader:
+            monkeypatch.setattr(subscription, "LEASE_SECONDS", 0)
+            (before,) = store.leases.values()
+            batch = next(reader)
+            (after,) = store.leases.values()
+            assert after != before, "delivering rows renews it"
+            reader.ack(batch)
+
+
+def test_an_ack_after_the_name_was_given_up_is_refused(tmp_path: Path) -> None:
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 1, "v": 1})
+        with table.subscribe("c", start="earliest", follow=False) as reader:
+            batch = next(reader)
+            store.drop_consumer("c")
+            with pytest.raises(InvalidRequest, match="given up"):
+                reader.ack(batch)
+            assert store.consumers == {}

@@ -79,7 +79,6 @@ def late_runs(
 
     Raises:
         CorruptBatch: See :func:`runs_of`.
-        OSError: A segment can't be opened.
     """
     for together in _together(batches, bytes_max):
         again: list[HeldBatch] = []

@@ -93,7 +93,7 @@ class Overlay:
             rows: Whether rows are read, too, and not headers only.
 
         Raises:
-            CorruptBatch: A batch is damaged, or none ends there. The overlay is as it was.
+            CorruptBatch: A batch is damaged, or none ends there. What was read stays, and is right.
             OffsetOutOfRange: The log does not hold the changes any more.
         """
         place, headers = self._headers
