@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from operator import ge
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from kvstore.arguments import integer, printable, shown
 from kvstore.bucket.handle import BucketHandle
@@ -63,17 +63,24 @@ class Consumers:
         """
         given = self._offsets_given(offsets)
         self._check_ends(given)
-        self._put(name, given, None, strict=True, filter=filter)
+        self._put(name, given, None, "refused", filter)
 
-    def hold(self, name: str, offsets: Mapping[int, int], filter: str | None = None, *, is_named: bool = False) -> None:
-        """Like :meth:`put`, for offsets that were read from the log, also if it has expired further since.
+    def hold(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Like :meth:`put`, for offsets that a reader keeps elsewhere; what has expired since is left out.
 
-        The next reader of the name gets an error then: a position never passes what was not read.
+        That reader gets an error then.
+        """
+        self._put(name, self._offsets_given(offsets), None, "left out")
+
+    def move(self, name: str, offsets: Mapping[int, int], filter: str, *, is_named: bool) -> None:
+        """Like :meth:`put`, for a reader that keeps its position here only: it never passes what was not read.
+
+        Changes after it may have expired; the next reader of the name gets an error then.
 
         Args:
             is_named: Whether the name has had a position before, and is to have it still.
         """
-        self._put(name, self._offsets_given(offsets), None, strict=False, filter=filter, is_named=is_named)
+        self._put(name, self._offsets_given(offsets), None, "kept", filter, is_named=is_named)
 
     def lease(self, name: str, offsets: Mapping[int, int]) -> None:
         """Hold what the log has from these offsets on for ``LEASE_SECONDS``, if it ever expires.
@@ -82,9 +89,11 @@ class Consumers:
         """
         if not self._expires():
             return
+        if name in self.lasting():
+            return  # of another reader of this name: a lease would end it
         until = self._clock.now_ms() + 1000 * LEASE_SECONDS
         with suppress(UnsupportedOperation, StoreFull):
-            self._put(name, self._offsets_given(offsets), until, strict=False)
+            self._put(name, self._offsets_given(offsets), until, "left out")
 
     def _expires(self) -> bool:
         if can_expire(self._catalog.definition().options.retention_ms, self._options.log_bytes_max):
@@ -97,12 +106,16 @@ class Consumers:
         name: str,
         offsets: Sequence[Offset],
         until_ms: int | None,
-        *,
-        strict: bool,
+        expired: Literal["refused", "kept", "left out"],
         filter: str | None = None,
+        *,
         is_named: bool = False,
     ) -> None:
-        """Register offsets; expired ones raise if ``strict``, and a lease moves them to the log's start."""
+        """Register offsets.
+
+        Args:
+            expired: What is done with those before the log's start: it may take their place.
+        """
         known = self._known(self._journal.state()).named.get(name)
         filter = self.filter_of(name) if filter is None else filter
         if until_ms is None and known == NamedConsumer(tuple(offsets), filter=filter):
@@ -117,7 +130,7 @@ class Consumers:
                 )
             starts = [handle.log.start() for handle in self._handles]
             for bucket, (offset, start) in enumerate(zip(offsets, starts, strict=True)):
-                if strict and offset < start:
+                if expired == "refused" and offset < start:
                     raise OffsetOutOfRange(
                         "The log has expired up to a later offset; go on at `log_start` without the changes between, "
                         "or read the whole table again.",
@@ -126,7 +139,7 @@ class Consumers:
                         offset=offset,
                         log_start=start,
                     )
-            held = list(offsets) if until_ms is None else list(map(max, offsets, starts))
+            held = list(map(max, offsets, starts)) if expired == "left out" else list(offsets)
             return SetConsumer(table_id=self._table, name=name, offsets=held, until_ms=until_ms, filter=filter)
 
         # If the edit is lost, the log keeps more than necessary.

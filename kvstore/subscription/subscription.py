@@ -270,7 +270,7 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _hold(self, places: Mapping[int, int]) -> None:
         self._feed.latest()
-        self._feed.consumers.hold(self._name, places, self._filter, is_named=self._is_named)
+        self._feed.consumers.move(self._name, places, self._filter, is_named=self._is_named)
         self._is_named = True
         self._moved = self._feed.clock.monotonic()
         self._is_owed = False

@@ -519,3 +519,17 @@ def test_an_ack_after_the_name_was_given_up_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="given up"):
                 reader.ack(batch)
             assert store.consumers == {}
+
+
+def test_a_lease_does_not_end_the_position_of_another_reader_of_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(tmp_path / "store", **EXPIRES) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert({"k": 1, "v": 0})
+        with table.subscribe("c", follow=False) as slow, table.subscribe("c", follow=False) as fast:
+            fast.ack(next(fast))
+            position = store.consumers["c"]
+            monkeypatch.setattr(subscription, "LEASE_SECONDS", 0)
+            next(slow)
+            assert store.consumers["c"] == position
