@@ -222,7 +222,6 @@ def _row(change: Row) -> Row:
 
 def _folded(store: Store, name: str) -> tuple[dict[int, Row | None], bool]:
     """Rows by the changes; and whether these begin with the table. If not, None for a row that was deleted."""
-    is_whole = all(start == 0 for start, _ in store.table(name).offsets().values())
     rows: dict[int, Row | None] = {}
     for change in _changes(store, name):
         match change["_change_type"]:
@@ -230,6 +229,8 @@ def _folded(store: Store, name: str) -> tuple[dict[int, Row | None], bool]:
                 rows[change["k"]] = _row(change)
             case "delete":
                 rows[change["k"]] = None
+    # Asked last: maintenance may expire changes at any time.
+    is_whole = all(start == 0 for start, _ in store.table(name).offsets().values())
     return {key: row for key, row in rows.items() if row is not None or not is_whole}, is_whole
 
 
