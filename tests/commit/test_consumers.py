@@ -72,12 +72,12 @@ def test_a_consumer_keeps_no_more_than_its_limit(store_path: Path, caplog: pytes
             kept.store.consumer("alive").commit("t", {0: kept.end})
             kept.retain()
             sizes.append(kept.store.metrics()["kvstore_consumer_log_bytes"]["dead"]["t"])
-            if warned is None and caplog.messages:
+            if warned is None and any("'dead'" in message for message in caplog.messages):
                 warned = turn
                 assert kept.start == 0  # it is said before
-        [message] = caplog.messages
-        assert "'dead' of table 't'" in message
-        assert "alive" not in message
+        # A machine that is slow may be the cause of other messages.
+        [_] = [message for message in caplog.messages if "'dead' of table 't'" in message]
+        assert not any("alive" in message for message in caplog.messages)
         assert 5000 <= max(sizes) < 5000 + 3 * 1500
         assert sizes[-1] >= 5000
         assert kept.start > 0
