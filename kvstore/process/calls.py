@@ -41,15 +41,18 @@ class Call(Generic[T]):
         self._work = work
         self._context = contextvars.copy_context()
         self._turns = [None]  # the thread that takes it decides whether the work begins
-        self._ended = threading.Lock()
+        self._ended, self._is_over = threading.Lock(), threading.Lock()
         self._ended.acquire()
+        self._is_over.acquire()
         self._result: list[T] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
         """Work, unless it is too late."""
-        if not self.take():
-            return
+        if self.take():
+            self._do()
+
+    def _do(self) -> None:
         try:
             self._result.append(self._context.run(self._work_here))
         except BaseException as error:  # it is raised where it belongs, by the caller
@@ -57,6 +60,7 @@ class Call(Generic[T]):
         finally:
             del self._work
             self._ended.release()
+            self._is_over.release()
 
     def _work_here(self) -> T:
         around = getattr(_here, "call", None)  # without another thread, a call within a call runs in the same one
@@ -74,8 +78,13 @@ class Call(Generic[T]):
         return False
 
     def wait(self) -> None:
-        """Return once the work has ended."""
-        # An interrupt leaves this lock as it was. Event.wait() and Thread.join() do not stand one.
+        """Return once the work has ended; do it here if no thread takes it: there may be no memory for its frames."""
+        if not self._is_over.acquire(timeout=BEGIN_SECONDS) and self.take():
+            self._do()
+        self._wait_for_end()
+
+    def _wait_for_end(self) -> None:
+        # An interrupt leaves this lock as it was. Event.wait(), Thread.join() and a wait with a time do not stand one.
         with self._ended:
             pass
 
@@ -85,7 +94,7 @@ class Call(Generic[T]):
         if self.take():
             del self._work
         else:
-            self.wait()
+            self._wait_for_end()
 
     def answer(self) -> T:
         """What came of it."""
@@ -98,6 +107,8 @@ class Call(Generic[T]):
             del error  # its traceback has this frame
 
 
+BEGIN_SECONDS = 1.0
+"""A call that no thread has begun by then is made by its caller."""
 _here = threading.local()
 _NO_THREAD = (RuntimeError, MemoryError)
 """What beginning a thread raises if there are too many, or too little memory or address space for one."""

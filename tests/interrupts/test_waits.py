@@ -6,6 +6,8 @@ import _thread
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -338,3 +340,20 @@ def test_a_future_of_python_is_stopped_so() -> None:
     """Planted: so the test above tries what it says."""
     moments = range(Moments().of(Future[int]().done))
     assert not all(_answer_comes_after_an_interrupt(Future, moment) for moment in moments)
+
+
+NO_MEMORY = """
+from kvstore.process import calls
+calls.BEGIN_SECONDS = 0.01
+calls._begin = lambda work: None  # as if the thread had no memory for its first frame
+import sys, kvstore
+with kvstore.open(sys.argv[1]) as store:
+    table = store.create_table("t", {"k": "int64"}, "k")
+    table.upsert({"k": 1})
+    print(table.count())
+"""
+
+
+def test_a_call_whose_thread_can_not_run_is_made_by_its_caller(tmp_path: Path) -> None:
+    run = [sys.executable, "-c", NO_MEMORY, str(tmp_path / "s")]
+    assert subprocess.run(run, capture_output=True, text=True, check=True, timeout=300).stdout == "1\n"
