@@ -30,17 +30,19 @@ def decided(
     if isinstance(request, SmallConditional) and request.writes is encoded_writes(definition):
         codec = request.writes.rows
         if all(map(codec.is_whole, filter(None, values))):
-            operations = None
+            operations, is_replaced = None, False
             try:
                 operations = request.operations_on([value or None for value in values])
+                # A transaction may write other keys than it has read.
+                is_replaced = operations is not None and [each.code for each in operations] == request.keys
             finally:
-                if operations is None:  # what is replaced is verified when it is merged
+                if not is_replaced:  # else it is verified when it is merged
                     for code, value in zip(request.keys, values, strict=True):
                         if value:
                             codec.hash_of(code, value)
             if operations is None:
                 return None
-            return SmallRequest(operations, request.writes, request.answer, stored=values)
+            return SmallRequest(operations, request.writes, request.answer, stored=values if is_replaced else None)
     known = definition.named_as(request.definition)
     if known is not definition and len(definition.stored) > len(request.definition.stored):
         # A row that is written whole would lose what others have stored in the new columns.

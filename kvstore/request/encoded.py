@@ -238,8 +238,8 @@ class SmallConditional(ConditionalRequest):
     """A conditional request about a few keys, decided by the stored bytes.
 
     Attributes:
-        operations_on: Returns an operation on each key, or None if nothing is to be written, given the value that is
-            there for each key, which is long enough but not verified yet; None if there is none. It may raise
+        operations_on: Returns operations, on these keys or others, or None if nothing is to be written, given the value
+            that is there for each key, which is long enough but not verified yet; None if there is none. It may raise
             InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
             turn comes, or a stored row is of another schema, ``decide`` decides.
