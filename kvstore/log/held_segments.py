@@ -23,7 +23,7 @@ class HeldSegments:
 
     def __init__(self, files: Files | None = None) -> None:
         self._files = files
-        self._held: WeakValueDictionary[tuple[int, int], _Segment] = WeakValueDictionary()
+        self._held: WeakValueDictionary[Path, _Segment] = WeakValueDictionary()
 
     def batch(self, batch: FoundBatch) -> HeldBatch | None:
         """A batch that can be read again; None if it has to be used now.
@@ -31,17 +31,19 @@ class HeldSegments:
         So it is if the log has removed its segment already, or written it again, if that can't be opened (the process
         may have no descriptor left), and if enough others are held.
         """
-        try:
-            segment = _Segment(batch.path, self._files)
-        except OSError:
-            return None
-        if segment.identity not in self._held and len(self._held) >= SEGMENTS_MAX:
-            return None
-        size = LAYOUTS[batch.header.magic].size
-        if os.pread(segment.descriptor, size, batch.position) != batch.data[:size]:
-            return None
-        # By what it is, not by its path: a segment whose sync failed is written again, as another file.
-        return HeldBatch(self._held.setdefault(segment.identity, segment), batch)
+        segment = self._held.get(batch.path)
+        # A segment whose sync failed is written again, as another file of the same name, which has more batches.
+        if segment is None or not segment.has(batch):
+            if segment is None and len(self._held) >= SEGMENTS_MAX:
+                return None
+            try:
+                segment = _Segment(batch.path, self._files)
+            except OSError:
+                return None
+            if not segment.has(batch):
+                return None
+            self._held[batch.path] = segment
+        return HeldBatch(segment, batch)
 
 
 class HeldBatch:
@@ -68,5 +70,8 @@ class _Segment:
         file = open_file(path, files)
         finalize(self, file.close)
         self.descriptor = file.fileno()
-        status = os.fstat(self.descriptor)
-        self.identity = status.st_dev, status.st_ino
+
+    def has(self, batch: FoundBatch) -> bool:
+        """Whether the header of a batch is where it was."""
+        size = LAYOUTS[batch.header.magic].size
+        return os.pread(self.descriptor, size, batch.position) == batch.data[:size]

@@ -42,7 +42,7 @@ def test_batches_of_a_removed_segment_are_read_again_by_one_descriptor(tmp_path:
     path.unlink()
     assert descriptors() == before + 1
     assert [each.read() for each in held if each] == [(each.header, each.data) for each in batches]
-    assert segments.batch(batches[0]) is None, "gone before it was held"
+    assert HeldSegments().batch(batches[0]) is None, "gone before it was held"
     held.clear()
     assert descriptors() == before, "nothing can be read again, so nothing is held"
 
@@ -92,3 +92,13 @@ def test_a_process_without_descriptors_uses_batches_at_once(tmp_path: Path, monk
 
     monkeypatch.setattr(held_segments, "open_file", refuse)
     assert HeldSegments().batch(batch) is None
+
+
+def test_a_segment_is_opened_once_for_all_its_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches, opened = batches_of(tmp_path / "store"), []
+    open_file = held_segments.open_file
+    monkeypatch.setattr(held_segments, "open_file", lambda *given: opened.append(given) or open_file(*given))
+    segments = HeldSegments()
+    held = [segments.batch(each) for each in batches]
+    assert all(held)
+    assert len(opened) == 1
