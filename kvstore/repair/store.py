@@ -20,7 +20,7 @@ from kvstore.arguments import path_of, url_without_credentials
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, read_file, refusals
-from kvstore.disk.place import StoreDirectory
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -177,12 +177,12 @@ class StoreRepair:
     @contextmanager
     def _hold_directory(self) -> Iterator[None]:
         """Hold the store's directory: the repair works in it, even if its path leads elsewhere by now."""
-        place = self._files.place = StoreDirectory(self._path, self._clock)
+        held = self._files.held = HeldDirectory(self._path, self._clock)
         try:
             yield
         finally:
-            self._files.place = None
-            place.close()
+            self._files.held = None
+            held.close()
 
     def _refuse_locked(self) -> None:
         """Refuse a store that another process writes, before anything is written."""
