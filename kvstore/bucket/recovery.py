@@ -306,7 +306,7 @@ def replay_start(state: IndexState, log: LogFiles) -> LogEnd:
         CorruptBatch, OffsetOutOfRange: The log does not have this place.
     """
     end = synced_end(state)
-    return end if end.offset == state.applied_offset else log.place(state.applied_offset)
+    return end if end.offset == state.applied_offset else log.position_of(state.applied_offset)
 
 
 def _state_of(index: Index) -> IndexState:

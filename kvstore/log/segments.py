@@ -338,23 +338,23 @@ class LogFiles:
         """
         if start < end:
             base = self._base_of(start)
-            place = self._reached
-            if place is None or place.offset != start:
+            begin = self._reached
+            if begin is None or begin.offset != start:
                 expected, position = self._near(base, start)
-                place = LogEnd(base, position, expected)
-            yield from self._batches(place, start, end, counts_only)
+                begin = LogEnd(base, position, expected)
+            yield from self._batches(begin, start, end, counts_only)
 
     def rest(self) -> None:
         """Close the files until there is more to read, which goes on where the last batch ended."""
         self._open.clear()
 
-    def batches_at(self, place: LogEnd, end: Offset) -> Iterator[FoundBatch]:
+    def batches_at(self, begin: LogEnd, end: Offset) -> Iterator[FoundBatch]:
         """Batches from a known place on, up to an offset; raises what :meth:`batches` raises."""
-        if place.offset < end:
-            self._base_of(place.offset)
-            yield from self._batches(place, place.offset, end, counts_only=False)
+        if begin.offset < end:
+            self._base_of(begin.offset)
+            yield from self._batches(begin, begin.offset, end, counts_only=False)
 
-    def place(self, offset: Offset) -> LogEnd:
+    def position_of(self, offset: Offset) -> LogEnd:
         """Where the batch begins that has an offset as its first, or where the log ends with it.
 
         Raises:
@@ -363,15 +363,15 @@ class LogFiles:
         """
         base = self._base_of(offset)
         expected, position = self._near(base, offset)
-        place = LogEnd(base, position, expected)
-        for batch in self._batches(place, expected, offset, counts_only=True):
-            place = batch.after
-        if place.offset != offset:
+        reached = LogEnd(base, position, expected)
+        for batch in self._batches(reached, expected, offset, counts_only=True):
+            reached = batch.after
+        if reached.offset != offset:
             raise CorruptBatch("No batch of a log begins where it should; run `kvstore check`.", offset=offset)
-        return place
+        return reached
 
-    def _batches(self, place: LogEnd, start: Offset, end: Offset, counts_only: bool) -> Iterator[FoundBatch]:
-        base, position, expected = place
+    def _batches(self, begin: LogEnd, start: Offset, end: Offset, counts_only: bool) -> Iterator[FoundBatch]:
+        base, position, expected = begin
         while expected < end:
             if end == OFFSET_MAX:
                 self._look(base, position, expected)

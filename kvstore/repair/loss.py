@@ -147,7 +147,7 @@ class AcceptedLoss:
 
     def _end_at(self, base: Offset, offset: Offset) -> LogEnd:
         """Place of an offset at which a batch ends, in a segment or those after it."""
-        place = LogEnd(base, Position(HEAD_BYTES), base)
+        end = LogEnd(base, Position(HEAD_BYTES), base)
         for batch in LogFiles(self._place.log, self._place.identity).batches(base, offset):
-            place = LogEnd(Offset(int(batch.path.stem)), batch.end, batch.header.next_offset)
-        return place
+            end = LogEnd(Offset(int(batch.path.stem)), batch.end, batch.header.next_offset)
+        return end
