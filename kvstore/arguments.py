@@ -102,8 +102,8 @@ def shown(given: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def place_of(name: str, text: str, *words: str) -> Any:
-    """A place in a log, given as text.
+def bound_of(name: str, text: str, *words: str) -> Any:
+    """A bound of a read, given as text: where it starts or ends, or the moment it is as of.
 
     Args:
         name: The argument as the caller writes it, for the message: ``--start``.

@@ -14,7 +14,7 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.arguments import place_of
+from kvstore.arguments import bound_of
 from kvstore.disk.files import read_file
 from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
@@ -170,7 +170,7 @@ def start_of(given: str) -> Start:
     Raises:
         InvalidRequest: The text is not a valid start.
     """
-    return place_of("--start", given, "full", "earliest", "latest")
+    return bound_of("--start", given, "full", "earliest", "latest")
 
 
 def end_of(given: str) -> End:
@@ -179,7 +179,7 @@ def end_of(given: str) -> End:
     Raises:
         InvalidRequest: The text is not a valid end.
     """
-    return place_of("--end", given, "latest")
+    return bound_of("--end", given, "latest")
 
 
 def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
@@ -188,4 +188,4 @@ def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
     Raises:
         InvalidRequest: The text is neither.
     """
-    return None if given is None else place_of("--as-of", given)
+    return None if given is None else bound_of("--as-of", given)

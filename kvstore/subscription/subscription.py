@@ -36,7 +36,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
 from kvstore.read.follow import Waits
 from kvstore.read.scan import rows_now
-from kvstore.request.partition import place_in
+from kvstore.request.partition import bound_in
 from logformat.ids import BucketId, Offset
 
 QUIET_SECONDS = 1.0
@@ -138,7 +138,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             else:
                 known = {
                     bucket: offset_of(
-                        "start", place_in("start", start, bucket, buckets), feed.buckets[bucket].log, ends[bucket]
+                        "start", bound_in("start", start, bucket, buckets), feed.buckets[bucket].log, ends[bucket]
                     )
                     for bucket in buckets
                 }
