@@ -137,7 +137,7 @@ class Committer:
         self._merge_seconds = 0.0
         self._has_tail = not self.memtable.is_merged  # of a session before
         self._plan(0.0)
-        self._pace = Pace(self.memtable, context.budget, context.place.identity)
+        self._pace = Pace(self.memtable, context.budget, context.paths.identity)
         self._pace.note()  # a recovery may have left something
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -572,7 +572,7 @@ class Committer:
         self._make_entries()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
-                bucket = self._context.place.identity.bucket_id
+                bucket = self._context.paths.identity.bucket_id
                 request = self._context.staged.request(commit, definition, bucket)
                 self._append([self._path.apply(request, decided=True)], durable=True)
         if self._path.log.is_full:
@@ -590,7 +590,7 @@ class Committer:
         try:
             return make()
         except lmdb.Error as error:
-            raise write_refusal(error, self._context.place.index) from error
+            raise write_refusal(error, self._context.paths.index) from error
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
         outcomes = self._path.apply_all(group)
@@ -708,9 +708,9 @@ class Committer:
                 self.durable_state = self.memtable.published.state
             self._path.merge_slice(share)
         except lmdb.Error as error:
-            raise write_refusal(error, self._context.place.index) from error
+            raise write_refusal(error, self._context.paths.index) from error
         except MemoryError as error:
-            raise shortage(self._context.place.index, error) from error
+            raise shortage(self._context.paths.index, error) from error
         took = self._clock.monotonic() - began
         self._merge_seconds += took
         self._meter.commit.since(began)
@@ -750,7 +750,7 @@ class Committer:
             if log.has_lost:
                 raise LogFailed(
                     "The disk failed; repair it and reopen the store. The catalog has what was acknowledged last.",
-                    path=self._context.place.log,
+                    path=self._context.paths.log,
                 ) from error
             work.answer.set_exception(error)
         else:

@@ -231,10 +231,10 @@ class StoreRepair:
                 for bucket in range(table.buckets):
                     self._make_directories(paths.bucket_directory(self._path, table.id, BucketId(bucket)))
         places = [
-            place
+            directory
             for table in tables
             for bucket in range(table.buckets)
-            if (place := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
+            if (directory := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
         ]
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with (
@@ -270,8 +270,8 @@ class StoreRepair:
     @contextmanager
     def _locked(self, buckets: list[Path]) -> Iterator[None]:
         with ExitStack() as held:
-            for place in buckets:
-                lock = BucketLock(place, self._files, self._clock)
+            for directory in buckets:
+                lock = BucketLock(directory, self._files, self._clock)
                 lock.acquire()
                 held.callback(lock.release)
             yield
@@ -298,7 +298,7 @@ class StoreRepair:
             for number, handle in enumerate(parts.handles):
                 name = f"{table.name}/{number}"
                 self._progress(name)
-                if not handle.place.directory.is_dir():
+                if not handle.paths.directory.is_dir():
                     self._report.left.append(
                         f"{name}: its directory is missing: give a replica by --from, or restore it from a copy"
                     )

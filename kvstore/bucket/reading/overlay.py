@@ -198,9 +198,9 @@ class OverlayReader:
     def __init__(self, context: BucketContext, is_written: Callable[[], bool | None]) -> None:
         self._context = context
         self._is_written = is_written
-        place, files = context.place, context.files
-        self._published = EndReader(place.directory, place.identity, files)
-        self._known_end = KnownEnd(place.log, files)
+        bucket, files = context.paths, context.files
+        self._published = EndReader(bucket.directory, bucket.identity, files)
+        self._known_end = KnownEnd(bucket.log, files)
         self._overlay: Overlay | None = None
         self._record: PublishedEnd | None = None
         self._has_rows = False
@@ -291,9 +291,9 @@ class OverlayReader:
 
     def _whole_end(self, state: IndexState, start: Offset) -> Offset:
         """Where the whole batches after an offset end."""
-        place, files = self._context.place, self._context.files
-        with refusals(place.log):
-            if start == state.applied_offset and is_at_end(place, state, files):
+        bucket, files = self._context.paths, self._context.files
+        with refusals(bucket.log):
+            if start == state.applied_offset and is_at_end(bucket, state, files):
                 return start
             return self._known_end.after(start, self._log())
 
@@ -323,4 +323,4 @@ class OverlayReader:
             return synced_end(state)._replace(offset=state.applied_offset)  # see `is_ahead`
 
     def _log(self) -> LogFiles:
-        return LogFiles(self._context.place.log, self._context.place.identity, self._context.files)
+        return LogFiles(self._context.paths.log, self._context.paths.identity, self._context.files)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from kvstore.bucket.commit_lock import CommitLock
-from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.context import BucketContext, BucketPaths
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
@@ -215,13 +215,13 @@ class Copy:
     def _opened(self, stream: Stream) -> CopiedBucket:
         table, files = stream.table_id, self._files
         context = BucketContext(
-            BucketPlace.of(self.path, self._store.store_id, table, stream.bucket),
+            BucketPaths.of(self.path, self._store.store_id, table, stream.bucket),
             TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
             CommitLock(self.path, table, files, self._clock),
             Staging(self.path, table, files),
             *(files, self._clock, self._options, TableMeter(self._clock), self._budget),
         )
-        with refusals(context.place.directory):
+        with refusals(context.paths.directory):
             return CopiedBucket(context)
 
     def _remove_orphans(self) -> None:
