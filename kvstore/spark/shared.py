@@ -37,7 +37,7 @@ from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
 from kvstore.shared.bucket import apply_changes
-from kvstore.shared.place import place_of_tables, url_of_tables
+from kvstore.shared.location import client_of_tables, url_of_tables
 from kvstore.shared.room import make_room
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
@@ -123,8 +123,8 @@ def create_table(
         bucket_key=bucket_key_of(columns, key, bucket_key),
         options=options,
     )
-    place = place_of_tables(url)
-    SharedTable.create(place.url, place, table, SystemClock())
+    client = client_of_tables(url)
+    SharedTable.create(client.url, client, table, SystemClock())
 
 
 def write(
