@@ -146,10 +146,10 @@ def _copy_file(source: Path, target: Path, size: int | None, files: Files) -> No
             files.remove(unfinished)
         descriptor = files.open(unfinished, create=True)
         try:
-            for place in range(0, end, _PIECE_BYTES):
+            for position in range(0, end, _PIECE_BYTES):
                 check_caller()
-                piece = os.pread(file.fileno(), min(_PIECE_BYTES, end - place), place)
-                files.write(descriptor, [memoryview(piece)], place)
+                piece = os.pread(file.fileno(), min(_PIECE_BYTES, end - position), position)
+                files.write(descriptor, [memoryview(piece)], position)
             files.sync(descriptor)
         finally:
             files.close(descriptor)

@@ -89,13 +89,13 @@ def opened_store(path: Path, *, write: bool = False) -> kvstore.Store:
         NotAStore: The directory is not a store.
         UnsupportedOperation: There is a replica, or shared tables.
     """
-    place = location_of(path)
-    if write and not isinstance(place, Path):
-        return kvstore.open(place)  # which refuses it
-    reading = kvstore.open(place, read_only=True)
+    location = location_of(path)
+    if write and not isinstance(location, Path):
+        return kvstore.open(location)  # which refuses it
+    reading = kvstore.open(location, read_only=True)
     if write:
         with reading:
-            return kvstore.open(place)
+            return kvstore.open(location)
     if isinstance(reading, kvstore.StoreInReplica):
         reading.close()
         raise UnsupportedOperation(

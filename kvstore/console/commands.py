@@ -52,9 +52,9 @@ def of_key(fields: list[pa.Field], key: list[Any]) -> str:
 def after_key(fields: list[pa.Field], key: list[Any]) -> str:
     """The condition for ``--where`` of the rows after a key."""
     conditions = []
-    for place, field in enumerate(fields):
-        same = [of_key(fields[:place], key[:place])] if place else []
-        conditions.append(" and ".join([*same, f"{_column(field.name)} > {_value(key[place])}"]))
+    for number, field in enumerate(fields):
+        same = [of_key(fields[:number], key[:number])] if number else []
+        conditions.append(" and ".join([*same, f"{_column(field.name)} > {_value(key[number])}"]))
     return conditions[0] if len(conditions) == 1 else " or ".join(f"({each})" for each in conditions)
 
 

@@ -253,4 +253,4 @@ class BucketLog:
 def _some(given: Sequence[T], most: int) -> list[T]:
     if len(given) <= most:
         return list(given)
-    return [given[int(place)] for place in np.linspace(0, len(given) - 1, most)]
+    return [given[int(number)] for number in np.linspace(0, len(given) - 1, most)]

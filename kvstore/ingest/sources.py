@@ -163,8 +163,8 @@ def _expression(pattern: str) -> str:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     return "".join(
-        parts.get(token) or (token.replace("[!", "[^") if place % 2 else re.escape(token))
-        for place, token in enumerate(tokens)
+        parts.get(token) or (token.replace("[!", "[^") if nth % 2 else re.escape(token))
+        for nth, token in enumerate(tokens)
     )
 
 

@@ -101,8 +101,8 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
         # died before it did.
         start = synced.position if synced is not None and synced.base == end.base else segment.HEAD_BYTES
         tail = LogFiles(directory, identity, files).segment(end.base).bytes_from(Position(start))
-        for place in range(0, len(tail), _PIECE_BYTES):
-            files.write(descriptor, [memoryview(bytes(tail[place : place + _PIECE_BYTES]))], start + place)
+        for position in range(0, len(tail), _PIECE_BYTES):
+            files.write(descriptor, [memoryview(bytes(tail[position : position + _PIECE_BYTES]))], start + position)
         files.sync(descriptor)
         files.sync_directory(directory)
     finally:

@@ -171,8 +171,8 @@ class Segment:
         """The rest of the file from each place on at which a batch of magic 3 may begin."""
         self._extend()
         with open_file(self.path, self._files) as file:
-            for place in places_of_batches(file.fileno(), position, len(self._map)):
-                yield self._map[place:]
+            for start in places_of_batches(file.fileno(), position, len(self._map)):
+                yield self._map[start:]
 
     def sparse_index(self) -> list[sparse_index.Entry]:
         """What the sparse index says; it may be wrong."""
@@ -512,18 +512,18 @@ class LogFiles:
         return self.segment(base).batch_at(position, expected, counts_only=counts_only), base
 
     def _following(self, base: Offset, position: Position) -> Offset | None:
-        place = bisect_right(self._bases, base)
+        number = bisect_right(self._bases, base)
         # Segments exist before any reader learns of their offsets. Only a reader with an end that is too far reaches
         # the end of the last known segment, and by then there may be another one.
-        if place == len(self._bases) and position >= self.segment(base).size:
-            place = bisect_right(self.bases(), base)
-        return self._bases[place] if place < len(self._bases) else None
+        if number == len(self._bases) and position >= self.segment(base).size:
+            number = bisect_right(self.bases(), base)
+        return self._bases[number] if number < len(self._bases) else None
 
     def _base_of(self, offset: Offset) -> Offset:
-        place = bisect_right(self.bases(), offset)
-        if not place:
+        number = bisect_right(self.bases(), offset)
+        if not number:
             raise self._out_of_range(offset)
-        return self._bases[place - 1]
+        return self._bases[number - 1]
 
     def _out_of_range(self, offset: Offset) -> OffsetOutOfRange:
         return OffsetOutOfRange(

@@ -230,7 +230,7 @@ class StoreRepair:
             for table in tables:
                 for bucket in range(table.buckets):
                     self._make_directories(paths.bucket_directory(self._path, table.id, BucketId(bucket)))
-        places = [
+        directories = [
             directory
             for table in tables
             for bucket in range(table.buckets)
@@ -238,7 +238,7 @@ class StoreRepair:
         ]
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with (
-            self._locked(places),
+            self._locked(directories),
             closing(Journal(self._path, self._files, self._clock, store_id, leadership=self._leadership)) as journal,
         ):
             self._replace_table_files(TableFiles(self._path, store_id, self._files), state, journal)

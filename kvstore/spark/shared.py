@@ -337,8 +337,12 @@ class _Applying:
                     continue
                 with shown_alone():
                     changes = together([applied for piece in pieces for applied in _staged(table, piece)])
-                    place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns
-                    applied = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
+                    columns, cache = self.write.columns, self._cache()
+                    applied = apply_changes(
+                        *(table, self.base, BucketId(bucket), changes, cache, SystemClock()),
+                        at_ms=self.at_ms,
+                        columns=columns,
+                    )
                 make_room(self._cache(), SystemClock())
                 yield _result({"bucket": bucket, "range": None if applied is None else msgspec.to_builtins(applied)})
 

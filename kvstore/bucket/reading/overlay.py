@@ -181,8 +181,8 @@ def _added_rows(batch: FoundBatch) -> int:
     header = batch.header
     if header.append_only:
         return header.record_count
-    place = LAYOUTS[header.magic].size + header.statistics_length
-    return int(_ADDS[np.frombuffer(batch.data, np.uint8, header.record_count, place)].sum())
+    position = LAYOUTS[header.magic].size + header.statistics_length
+    return int(_ADDS[np.frombuffer(batch.data, np.uint8, header.record_count, position)].sum())
 
 
 class OverlayReader:

@@ -61,21 +61,21 @@ def read_rows(
     most: int,
     query: Query,
     condition: pc.Expression | None = None,
-    **place: pa.RecordBatch | None,
+    **keys: pa.RecordBatch | None,
 ) -> Read:
     """At most so many rows of a bucket; ``as_of`` of the query says of when.
 
     With a condition, only so many rows are looked at, and :attr:`Read.stopped` is where to go on.
 
     Args:
-        place: ``key`` or ``after``, see :meth:`kvstore.Bucket.scan`.
+        keys: ``key`` or ``after``, see :meth:`kvstore.Bucket.scan`.
 
     Raises:
         StoreError: They can't be read; see :meth:`kvstore.Bucket.scan`.
     """
     opened = definition.table.bucket(bucket)
     read_names, at_once = (names, most) if condition is None else (definition.schema.names, ROWS_A_TIME)
-    with opened.scan(read_names, as_of=query.bound("as_of"), batch_rows=at_once, **place) as scanned:
+    with opened.scan(read_names, as_of=query.bound("as_of"), batch_rows=at_once, **keys) as scanned:
         _check_past(opened.log, scanned)
         kept, stopped = _matching(scanned.batches, condition, most)
     rows = pa.Table.from_batches(kept, scanned.schema).select(names).combine_chunks()

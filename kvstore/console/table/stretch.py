@@ -128,8 +128,8 @@ class Filter:
             return False
         if not self.kinds or header.append_only:
             return not self.kinds or WORDS[ChangeType.APPEND.word][0] in self.kinds
-        place = LAYOUTS[header.magic].size + header.statistics_length
-        there = np.unique(np.frombuffer(batch.data, np.uint8, header.record_count, place))
+        position = LAYOUTS[header.magic].size + header.statistics_length
+        there = np.unique(np.frombuffer(batch.data, np.uint8, header.record_count, position))
         return any(int(kind) in _NUMBERS and _NUMBERS[int(kind)] in self.kinds for kind in there)
 
     def of_binlog(self, changes: pa.RecordBatch) -> pa.RecordBatch:
