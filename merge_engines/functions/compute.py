@@ -11,7 +11,7 @@ from merge_engines.functions import choices
 from merge_engines.functions.bitmaps import unions
 from merge_engines.functions.decimals import decimal_products, decimal_sums
 from merge_engines.functions.function import Function
-from merge_engines.functions.numbers import float_results, integer_products, integer_sums
+from merge_engines.functions.numbers import integer_products, integer_sums, results_of_numbers
 from merge_engines.functions.pairs import merge_pairs
 from merge_engines.functions.texts import joined
 from merge_engines.history import Sources
@@ -65,9 +65,9 @@ def _along(function: Function, name: str, column: pa.Array, runs: Runs, wanted: 
         case "product" if pa.types.is_integer(kind):
             return integer_products(name, column, runs, wanted)
         case "sum" if pa.types.is_floating(kind):
-            return float_results(np.add, column, runs, wanted)
+            return results_of_numbers(np.add, column, runs, wanted)
         case "product" if pa.types.is_floating(kind):
-            return float_results(np.multiply, column, runs, wanted)
+            return results_of_numbers(np.multiply, column, runs, wanted)
         case "sum":
             return decimal_sums(name, column, runs, wanted)
         case "product":

@@ -67,8 +67,8 @@ def integer_products(name: str, column: pa.Array, runs: Runs, wanted: np.ndarray
     return _narrowed(products, results, column.type)
 
 
-def float_results(function: np.ufunc, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
-    """Sums or products of the values that are not null, each step rounded to the column's type."""
+def results_of_numbers(function: np.ufunc, column: pa.Array, runs: Runs, wanted: np.ndarray) -> pa.Array:
+    """What a function makes of the values that are not null, one after the other, each step in the column's type."""
     there, results = runs.not_null(column, wanted)
     totals = accumulate(function, numbers_of(column)[there.places], there)
     return column_of(at(totals, results), results >= 0, column.type)

@@ -60,7 +60,7 @@ def grow(store: Store, table: kvstore.Table) -> None:
 
 
 def size_of(table: kvstore.Table) -> int:
-    return (handle_of(table).place.index / "data.mdb").stat().st_size
+    return (handle_of(table).paths.index / "data.mdb").stat().st_size
 
 
 def test_what_holds_a_grown_index_is_reported(open_store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +443,7 @@ def test_a_reader_waits_for_an_index_that_another_process_replaces(
         write(store.create_table("t", SCHEMA, "k"), "a")
     with kvstore.open(tmp_path / "s", read_only=True) as store:
         table = store.table("t")
-        place = handle_of(table).place
+        place = handle_of(table).paths
         lock = ProcessLock(place.directory / paths.LOCK_FILE)
         lock.acquire()
         moved = place.directory / (paths.INDEX + paths.TEMPORARY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 from kvstore.testing.engine_model import EngineModel, Overflow
 from kvstore.testing.strategies import FLOATS, INTEGERS, SCALAR_TYPES
 from logformat.errors import AggregateOverflow
+from merge_engines.functions.function import NAMES
 from merge_engines.spec import Spec, engine_of
 from tests.merge_engines.batches import KEY, Batch, Change, batches, changes_of, seeded
 
@@ -35,6 +37,13 @@ FUNCTIONS: list[tuple[Spec, list[pa.DataType]]] = [
     ("bool_or", [pa.bool_()]),
 ]
 MARGINS = st.integers(0, 2)
+
+
+def test_every_function_is_compared_and_is_in_the_guide() -> None:
+    compared = {spec if isinstance(spec, str) else next(iter(spec)) for spec, _ in FUNCTIONS}
+    assert {*NAMES} - {"rbm32", "rbm64"} == compared  # they need a package
+    guide = (Path(__file__).parents[2] / "docs" / "how-to" / "merge-engines.md").read_text()
+    assert [name for name in NAMES if f'`"{name}"`' not in guide] == []
 
 
 def check(spec: Any, batch: Batch, margin: int) -> None:

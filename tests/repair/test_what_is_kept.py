@@ -38,7 +38,7 @@ def options(segment_bytes_max: int) -> StoreOptions:
 def batches(world: World) -> list[PlacedBatch]:
     """Batches of the first bucket, in order."""
     with Store(world.path, options(1 << 26), read_only=True) as store:
-        identity = store.runtime.open_table(store.runtime.definition("t")).handles[0].place.identity
+        identity = store.runtime.open_table(store.runtime.definition("t")).handles[0].identity
     log = world.path / BUCKET / paths.LOG
     found = [scan_segment(log, Offset(int(path.stem)), identity) for path in sorted(log.glob("*.log"))]
     return [place for segment in found for place in segment.batches()]

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.disk import lmdb_files, place
+from kvstore.disk import held_directory, lmdb_files
 from kvstore.errors import Unavailable
 from kvstore.index import open_readers
 from kvstore.index.index import Index
@@ -86,10 +86,10 @@ def test_creating_and_using_a_table_costs_the_same_in_a_store_of_many(store: kvs
 
 
 def test_the_first_write_looks_at_no_other_directory(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "LOOK_SECONDS", 1_000)
+    monkeypatch.setattr(held_directory, "LOOK_SECONDS", 1_000)
     looked: list[str] = []
-    real = place.what_happened
-    monkeypatch.setattr(place, "what_happened", lambda path, held: looked.append(path) or real(path, held))
+    real = held_directory.what_happened
+    monkeypatch.setattr(held_directory, "what_happened", lambda path, held: looked.append(path) or real(path, held))
 
     def write(number: int) -> int:
         looked.clear()
