@@ -31,7 +31,7 @@ class BucketLock(ProcessLock):
     """The lock of one bucket.
 
     Args:
-        directory: Of the bucket.
+        directory: Directory of the bucket.
         files: The disk.
         takes_requests: See :class:`ProcessLock`.
     """

@@ -62,7 +62,7 @@ class BucketHandle:
     through the engine's from then on.
 
     Args:
-        context: Of the bucket.
+        context: Context of the bucket.
         read_only: See :class:`kvstore.bucket.reading.reader.BucketReader`.
         readers: All buckets of the process whose index is open for reading.
         other: Takes requests while another process owns the bucket.

@@ -44,7 +44,7 @@ class Maintenance:
     """Snapshots and retention of a bucket that this process writes.
 
     Args:
-        context: Of the bucket.
+        context: Context of the bucket.
         index: Its index.
         flush: Returns once everything acknowledged is committed.
         gate: Keeps reads of the index apart from its growth.

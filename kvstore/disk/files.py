@@ -360,7 +360,7 @@ def open_file(path: Path, files: Files | None = None) -> BinaryIO:
     """A regular file, to be read from its beginning; its descriptor goes with it, whatever interrupts the caller.
 
     Args:
-        files: Of the store that it belongs to, if that is open.
+        files: Files of the store that it belongs to, if that is open.
 
     Raises:
         FileNotFoundError: The file does not exist.

@@ -219,7 +219,8 @@ class RecoveryLock(_Flock):
     """The lock on the directory of a bucket, held while its log may have more than its index; others wait for it.
 
     Args:
-        directory: Of the bucket. Its file ``LOCK`` names the holder: who recovers a bucket holds that lock, too.
+        directory: Directory of the bucket. Its file ``LOCK`` names the holder: a process that recovers a bucket holds
+            that lock, too.
     """
 
     def __init__(self, directory: Path, files: Files, clock: Clock) -> None:

@@ -98,7 +98,7 @@ class Named:
 
     Attributes:
         search: The search.
-        keys: Of all rows of a view for which the conditions can be true, sorted, each once.
+        keys: Keys of all rows of a view for which the conditions can be true, sorted, each once.
     """
 
     search: Search

@@ -35,7 +35,7 @@ class UniqueIndexes:
 
     Args:
         definition: The table's entry in the catalog.
-        memtable: Of the bucket; all entries of its index are whole.
+        memtable: Memtable of the bucket; all entries of its index are whole.
     """
 
     def __init__(self, definition: TableDefinition, memtable: Memtable) -> None:
@@ -128,7 +128,7 @@ def duplicate(definition: TableDefinition, index: SecondaryIndex, view: View) ->
     """The key and the row of a row of a view whose values another one has, too; None if there is none.
 
     Args:
-        view: Of the bucket's index, with whole entries.
+        view: View of the bucket's index, with whole entries.
 
     Raises:
         CorruptData: A row or an entry is damaged.

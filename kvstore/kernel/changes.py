@@ -51,7 +51,7 @@ class Few(NamedTuple):
 
     Attributes:
         names: The keys.
-        values: Of each operation; empty for a delete.
+        values: Values of each operation; empty for a delete.
     """
 
     names: list[bytes]
@@ -81,7 +81,7 @@ class ChangeMaker:
     Args:
         maker: The functions of the library; see :func:`kvstore.kernel.library.record_maker`.
         table: How its rows lie in memory.
-        template: Of the table's messages.
+        template: Template of the table's messages.
         preimages, inserts: See :func:`kvstore.bucket.merge.cdc.records_of`.
         keeps_first: Whether an upsert of a key that is there does nothing.
     """

@@ -106,8 +106,8 @@ def entries(
 
     Args:
         head: What all entries begin with.
-        codes: Of the columns of each row; none is a proper prefix of another.
-        keys: Of the rows, not empty, each once.
+        codes: Codes of the columns of each row; none is a proper prefix of another.
+        keys: Keys of the rows, not empty, each once.
 
     Returns:
         None if Python has to make them, because one is longer than a key may be.
@@ -162,7 +162,7 @@ class Encoded(NamedTuple):
     Attributes:
         keys: The different keys, sorted.
         order, starts, lasts: See :class:`kvstore.request.request.Grouping`.
-        values: Of each operation, in order; empty for a delete.
+        values: Values of each operation, in order; empty for a delete.
         schema_id: Of the values.
         addresses: Of the bytes and the offsets of the keys, then of the values, then of the numbers; None if they were
             not asked for yet.

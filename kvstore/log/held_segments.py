@@ -18,7 +18,7 @@ class HeldSegments:
     """Segments of one log, each with one descriptor as long as there is a batch of it that may be read again.
 
     Args:
-        files: Of the store that they belong to, if that is open.
+        files: Files of the store that they belong to, if that is open.
     """
 
     def __init__(self, files: Files | None = None) -> None:

@@ -35,7 +35,7 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
     Args:
         directory: Where its files are.
         synced: Up to where the index says the log was durable; None if there is no index.
-        files: Of the store, if that is open.
+        files: Files of the store, if that is open.
 
     Raises:
         CorruptBatch: Durable data is damaged or missing; the error names file, position and offset.

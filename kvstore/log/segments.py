@@ -242,7 +242,7 @@ class LogFiles:
     """The segments of one log, for reading.
 
     Args:
-        files: Of the store that it belongs to, if that is open.
+        files: Files of the store that it belongs to, if that is open.
         back_offset: From where on no commit timestamp is less than the one before; see
             :class:`logformat.log.index_state.IndexState`. Asked only by those that look for a time.
     """
@@ -545,7 +545,7 @@ class KnownEnd:
       has no other batch. Its size and its times may stay as they are then, so these zeros are looked at each time.
 
     Args:
-        directory: Of the log.
+        directory: Directory of the log.
     """
 
     def __init__(self, directory: Path, files: Files) -> None:

@@ -28,8 +28,8 @@ def uncounted_after(last_timestamp: int, uncounted_ms: int, timestamp: int) -> i
     """How much of a batch's commit timestamp does not count.
 
     Args:
-        last_timestamp, uncounted_ms: Of the batch before.
-        timestamp: Of the batch.
+        last_timestamp, uncounted_ms: What the batch before has.
+        timestamp: Commit timestamp of the batch.
     """
     step = timestamp - last_timestamp
     return uncounted_ms + step - min(max(step, 0), STEP_MS_MAX)

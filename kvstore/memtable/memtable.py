@@ -75,7 +75,7 @@ class MovedEntries(Protocol):
 
         Args:
             index: Its last commit has the rows that are replaced.
-            keys: Of the rows, sorted, each once.
+            keys: Keys of the rows, sorted, each once.
             rows: The row that each key has now; empty if it has none.
 
         Raises:
@@ -137,7 +137,7 @@ class Memtable:
     """The memtable of one bucket.
 
     Args:
-        index: Of the bucket.
+        index: Index of the bucket.
 
     Attributes:
         index: The argument.

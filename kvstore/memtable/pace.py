@@ -22,7 +22,7 @@ class Pace:
 
     Args:
         budget: That of the store.
-        identity: Of the bucket.
+        identity: Identity of the bucket.
     """
 
     def __init__(self, memtable: Memtable, budget: Budget, identity: LogIdentity) -> None:

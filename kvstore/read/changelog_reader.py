@@ -71,7 +71,7 @@ class AsyncChanges(AsyncIterator[pa.RecordBatch]):
 
     Args:
         batches: A generator of batches; None where it waits for more.
-        waits: Of the reader; closed with the last batch.
+        waits: Waits of the reader; closed with the last batch.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch | None], waits: Waits) -> None:

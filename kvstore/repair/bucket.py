@@ -49,7 +49,7 @@ class RepairedBucket:
         left: What is still wrong, and what to do about it.
         end: The log end; None if something is still wrong.
         last_sequences: The last sequence of each writer that the bucket remembers.
-        report: Of the check after the repair.
+        report: Report of the check after the repair.
     """
 
     repaired: list[str] = field(default_factory=list)

@@ -54,7 +54,7 @@ def publish(table: OpenTable, url: str, client: Client, clock: Clock) -> SharedT
     """Make a shared table of a table of a store; see :meth:`kvstore.Store.publish`.
 
     Args:
-        client: Of the URL.
+        client: A client of the object store at the URL.
     """
     moment = _moment_of(table)
     create = _created_from(moment.definition)

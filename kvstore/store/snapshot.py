@@ -25,7 +25,7 @@ class StoreSnapshot(ReadTables):
     those that have begun, raise StoreClosed.
 
     Args:
-        session: Of the store.
+        session: Session of the store.
         tables: By name.
     """
 

@@ -54,7 +54,7 @@ class Feed:
         definition: The table when the subscription began: columns are called by its names.
         latest: Returns the definition with the schemas of all rows; raises once the table is dropped, or the store
             closed.
-        consumers: Of the table.
+        consumers: Consumers of the table.
     """
 
     buckets: Sequence[BucketReads]

@@ -178,7 +178,8 @@ class TableChanges:
         """Verify that every row that was read is still the same, and every column there; no bucket is written now.
 
         Args:
-            committers: Of all buckets, which wait. The handles may wait for these: to hand a bucket over, or to close.
+            committers: Committers of all buckets, which wait. The handles may wait for these: to hand a bucket over, or
+                to close.
 
         Raises:
             TransactionConflict: One is not.

@@ -90,7 +90,7 @@ class Work:
         """Verify that it can take place; the buckets of its tables wait.
 
         Args:
-            committers: Of all buckets of each table.
+            committers: Committers of all buckets of each table.
 
         Raises:
             DecidedBefore: It was committed.

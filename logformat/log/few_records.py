@@ -55,7 +55,7 @@ class FewRecordsEncoder:
         schema: Of flat columns.
 
     Attributes:
-        template: Of the schema's messages.
+        template: Template of the schema's messages.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -113,7 +113,7 @@ class FewRecordsEncoder:
 
         Args:
             nulls: For each column its nulls as bits.
-            sizes: Of the buffers.
+            sizes: Sizes of the buffers.
         """
         nodes = [number for bits in nulls for number in (count, bits.bit_count())]
         buffers: list[int] = []

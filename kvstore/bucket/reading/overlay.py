@@ -59,7 +59,7 @@ class Overlay:
         log: Returns the log, as its files are now: a segment whose sync failed is written again.
         definition: Returns the table, with the schemas of all batches that are published.
         start: Where it begins.
-        files: Of the store that the log belongs to, if that is open.
+        files: Files of the store that the log belongs to, if that is open.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Overlay:
         """A view of an index, moved on to the end of the overlay.
 
         Args:
-            state: Of the view.
+            state: State of the view.
         """
         newer = self.state_after(state)
         if newer is state:
@@ -191,7 +191,7 @@ class OverlayReader:
     Every call is made under the lock with which the handle opens and closes the bucket.
 
     Args:
-        context: Of the bucket.
+        context: Context of the bucket.
         is_written: Whether another process writes the bucket; None if that can't be said, or one recovers it.
     """
 

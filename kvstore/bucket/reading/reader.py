@@ -37,7 +37,7 @@ class BucketReader:
     """Opens a bucket's index for reading, and recovers the bucket if that is needed.
 
     Args:
-        ownership: Of the bucket.
+        ownership: Ownership of the bucket.
         read_only: Whether nothing at all may be written; then nothing is built or completed.
         opened: Called when an index was opened.
 

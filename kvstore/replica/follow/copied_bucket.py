@@ -23,7 +23,7 @@ class CopiedBucket:
     """A bucket's files, open for a follower; recovered first.
 
     Args:
-        context: Of the bucket, with the copy's catalog.
+        context: Context of the bucket, with the copy's catalog.
 
     Raises:
         StoreLocked: Another process follows with this copy.

@@ -58,7 +58,7 @@ class CellPlace(NamedTuple):
     """Where a stored value has the cell of a column of a fixed width.
 
     Attributes:
-        start, end: Of the cell.
+        start, end: Where the cell begins and ends.
         null_at, null_bit: The byte of the null bitmap, and its bit, which is set if the cell is null.
     """
 
@@ -305,7 +305,7 @@ class _Column:
     """One column.
 
     Attributes:
-        name, type, nullable: Of the column.
+        name, type, nullable: What the schema says of the column.
         width: Bytes of a cell; 0 if cells differ in length.
         zero: The cell of a null.
         kind: Type of the Python values that :attr:`cell_of` takes; it raises one of ``MISFITS`` if one does not fit.
