@@ -102,8 +102,8 @@ def shown(given: object) -> str:
     return text if len(text) <= 100 else f"{text[:100]}…"
 
 
-def place_of(name: str, text: str, *words: str) -> Any:
-    """A place in a log, given as text.
+def bound_of(name: str, text: str, *words: str) -> Any:
+    """A bound of a read, given as text: where it starts or ends, or the moment it is as of.
 
     Args:
         name: The argument as the caller writes it, for the message: ``--start``.
@@ -184,8 +184,8 @@ def _check_no_url(given: str) -> None:
     scheme, _, rest = url.groups()
     if scheme.lower() == "file":
         directory = "/" + unquote(rest.removeprefix("localhost" if url[2] else "").lstrip("/"))
-        place = given if url[2] else f"file://{directory}"  # a path of Python has one slash where the URL had three
-        raise InvalidRequest("Give the path of the directory, not its URL.", path=place, directory=directory)
+        url_given = given if url[2] else f"file://{directory}"  # a path of Python has one slash where the URL had three
+        raise InvalidRequest("Give the path of the directory, not its URL.", path=url_given, directory=directory)
     raise InvalidRequest(
         "A store is a directory on a local disk, not in an object store. A replica of it can be in one: "
         "`store.add_replica(url)` ships to s3://, gs:// and az:// URLs; `kvstore.restore(url, directory)` makes a "

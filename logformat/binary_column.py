@@ -69,10 +69,10 @@ class BinaryColumn:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, place: int) -> bytes:
-        if place < 0:
-            place += len(self)
-        return self.flat[self.offsets[place] : self.offsets[place + 1]].tobytes()
+    def __getitem__(self, number: int) -> bytes:
+        if number < 0:
+            number += len(self)
+        return self.flat[self.offsets[number] : self.offsets[number + 1]].tobytes()
 
     @property
     def lengths(self) -> np.ndarray:

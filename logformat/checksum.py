@@ -162,5 +162,5 @@ def _sums(words: np.ndarray, starts: np.ndarray | None, weights: _Weights) -> np
         return _sums(words.reshape(1, len(words)), None, weights)
     lengths = np.empty_like(starts)
     lengths[:-1], lengths[-1] = starts[1:] - starts[:-1], len(words) - starts[-1]
-    place = np.arange(len(words)) - starts.repeat(lengths)
-    return np.add.reduceat(words * weights.first(int(lengths.max()))[place], starts)
+    nth = np.arange(len(words)) - starts.repeat(lengths)
+    return np.add.reduceat(words * weights.first(int(lengths.max()))[nth], starts)

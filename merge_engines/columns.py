@@ -70,7 +70,7 @@ def _bytes_at(column: pa.Array, places: np.ndarray) -> int:
     most = column.nbytes
     if most * (1 + int(counts.max())) <= _BYTES_MAX:
         return most
-    return most + sum(column.slice(place, 1).nbytes * int(counts[place]) for place in repeated.tolist())
+    return most + sum(column.slice(row, 1).nbytes * int(counts[row]) for row in repeated.tolist())
 
 
 def at(values: np.ndarray, indices: np.ndarray) -> np.ndarray:

@@ -137,7 +137,7 @@ class Accumulator:
             len(changes),
             lambda start, end: self._table.by_bucket(part(changes, start, end), other, schema_id=schema_id),
         )
-        self.refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
+        self.refused += [Refused(part(changes, row, row + 1), error) for row, error in failed]
         for by_bucket in done:
             for bucket, belonging in by_bucket.items():
                 self._gather(bucket, belonging, schema_id)

@@ -203,12 +203,12 @@ class BucketQueue:
         if self._pending is not None or self.error is not None:
             return []
         sendings = []
-        for place, batch in enumerate(self._window()):
+        for number, batch in enumerate(self._window()):
             if batch.state is State.IN_FLIGHT or batch.state in SETTLED:
                 continue
-            if (batch.state is State.BACKING_OFF and now < batch.time) or (batch.state is State.HELD and place):
+            if (batch.state is State.BACKING_OFF and now < batch.time) or (batch.state is State.HELD and number):
                 break
-            sendings.append(self._send(batch, place, now))
+            sendings.append(self._send(batch, number, now))
         return sendings
 
     def wake_at(self) -> float | None:
@@ -303,17 +303,17 @@ class BucketQueue:
             is_later = is_later or other is batch
         return False
 
-    def _send(self, batch: Batch, place: int, now: float) -> Sending:
+    def _send(self, batch: Batch, number: int, now: float) -> Sending:
         self._happened(batch, Event.SENT)
         batch.time = now + self._timing.request_timeout
         if batch.expires is None:
             batch.expires = now + self._timing.delivery_timeout
         is_empty = batch.refusal is not None
         batch.unanswered += not is_empty
-        sequence = Sequence((self._head + place) % (SEQUENCE_MAX + 1))
+        sequence = Sequence((self._head + number) % (SEQUENCE_MAX + 1))
         changes = Changes.upserts(empty(batch.changes.rows.schema)) if is_empty else batch.changes
         batch.latest = Sending(
-            batch, changes, self._writer_id, sequence, self._identity.epoch, was_next=place == 0, was_empty=is_empty
+            batch, changes, self._writer_id, sequence, self._identity.epoch, was_next=number == 0, was_empty=is_empty
         )
         return batch.latest
 

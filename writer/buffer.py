@@ -100,9 +100,9 @@ class Buffer:
     def _take_back(self, item: Item) -> None:
         """Refuse an item that was added while the writer ended, unless it is among those that the writer reports."""
         with self._lock:
-            for place, other in enumerate(self._items):
+            for number, other in enumerate(self._items):
                 if other is item:
-                    del self._items[place]
+                    del self._items[number]
                     self._raise_ended()
 
     def add_all(self, items: Iterable[Item]) -> None:

@@ -79,7 +79,7 @@ class Intake:
     def _rows(self, rows: list[Item], converted: list[Whole], refused: list[Refused]) -> None:
         done, failed = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
         converted += [Whole(changes, self.schema_id, self.key_schema.names) for changes in done]
-        refused += [Refused([rows[place]], error) for place, error in failed]
+        refused += [Refused([rows[row]], error) for row, error in failed]
 
     def _mixed(self, items: list[Item], converted: list[Whole], refused: list[Refused]) -> None:
         """Converts rows and keys that alternate: each kind on its own, then merged in the original order."""
@@ -93,10 +93,10 @@ class Intake:
 
         batches, bad_rows = tell_apart(len(rows), lambda start, end: self._upserts(rows[start:end]))
         deletes, bad_keys = tell_apart(len(keys), deleted)
-        refused += [Refused([rows[place]], error) for place, error in bad_rows]
-        refused += [Refused([keys[place]], error) for place, error in bad_keys]
+        refused += [Refused([rows[row]], error) for row, error in bad_rows]
+        refused += [Refused([keys[row]], error) for row, error in bad_keys]
         places = [
-            np.delete(np.flatnonzero(is_it), [place for place, _ in bad])
+            np.delete(np.flatnonzero(is_it), [row for row, _ in bad])
             for is_it, bad in ((~is_key, bad_rows), (is_key, bad_keys))
         ]
         if batches or deletes:
@@ -109,7 +109,7 @@ class Intake:
         changes, _, key = whole
         done, failed = tell_apart(len(changes), lambda start, end: self._checked(part(changes, start, end), key))
         converted += [whole._replace(changes=each) for each in done]
-        refused += [Refused(part(changes, place, place + 1), error) for place, error in failed]
+        refused += [Refused(part(changes, row, row + 1), error) for row, error in failed]
 
     def _checked(self, changes: Changes, key: Sequence[str] | None = None) -> Changes:
         """Returns the changes unchanged; refuses a key that is too large before it gets a sequence."""

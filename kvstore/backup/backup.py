@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvstore.backup.bucket_copy import copy_bucket, size_of
 from kvstore.backup.cut import Cut, cut_of
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.disk.files import Files, read_file, refusals, refuse_network
 from kvstore.errors import NotAStore, OffsetOutOfRange, StoreError, StoreLocked
 from kvstore.process.calls import uninterrupted
@@ -128,7 +128,7 @@ def _copy(runtime: StoreRuntime, cut: Cut, path: Path, files: Files, progress: P
         if name not in map(str, cut.state.tables):
             files.remove_tree(path / paths.TABLES / name)  # dropped since an earlier call
     for stream, bucket in cut.buckets.items():
-        target = BucketPlace.of(path, runtime.store_id, stream.table_id, stream.bucket)
+        target = BucketPaths.of(path, runtime.store_id, stream.table_id, stream.bucket)
         files.make_directory(target.directory.parent)
         copy_bucket(bucket, cut.state.tables[stream.table_id], target, files, runtime.clock, done)
     files.remove_tree(path / paths.JOURNAL.parts[0])

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.backup.cut import BucketCut, log_of
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.recovery import open_merged, replay_start, usable_index
 from kvstore.bucket.snapshots import snapshot
 from kvstore.clock import Clock
@@ -36,12 +36,12 @@ Done = Callable[[int], object]
 def size_of(bucket: BucketCut) -> int:
     """Approximate number of bytes to copy."""
     _, bases = log_of(bucket)
-    sizes = [_size(paths.segment_file(bucket.place.log, base)) for base in bases[:-1]]
-    return sum(sizes) + bucket.end.position + _size(bucket.place.index / LMDB_FILES[0])
+    sizes = [_size(paths.segment_file(bucket.paths.log, base)) for base in bases[:-1]]
+    return sum(sizes) + bucket.end.position + _size(bucket.paths.index / LMDB_FILES[0])
 
 
 def copy_bucket(
-    bucket: BucketCut, definition: TableDefinition, target: BucketPlace, files: Files, clock: Clock, done: Done
+    bucket: BucketCut, definition: TableDefinition, target: BucketPaths, files: Files, clock: Clock, done: Done
 ) -> None:
     """Copy a bucket, or what an earlier call has not copied; its index then has every change of its log.
 
@@ -58,28 +58,28 @@ def copy_bucket(
     open_merged(target, definition, StoreOptions(), files, clock).close()
 
 
-def _copy_log(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:
+def _copy_log(bucket: BucketCut, target: BucketPaths, files: Files, done: Done) -> None:
     _, bases = log_of(bucket)
-    sizes = {paths.segment_file(target.log, base): _size(paths.segment_file(bucket.place.log, base)) for base in bases}
+    sizes = {paths.segment_file(target.log, base): _size(paths.segment_file(bucket.paths.log, base)) for base in bases}
     sizes[paths.segment_file(target.log, bucket.end.base)] = bucket.end.position
     hints = [of(target.log, base) for base in bases for of in (paths.sparse_index_file, paths.writers_file)]
     for name in set(files.names_in(target.log)) - {path.name for path in (*sizes, *hints)}:
         files.remove(target.log / name)  # of an earlier cut
     for path, size in sizes.items():
         if not files.exists(path) or _size(path) != size:
-            _copy_file(bucket.place.log / path.name, path, size, files)
+            _copy_file(bucket.paths.log / path.name, path, size, files)
         done(size)
     for path in hints:
         # Of the last segment they may say more than the copy has; recovery makes its sparse index.
         if path != paths.sparse_index_file(target.log, bucket.end.base):
             with suppress(FileNotFoundError):
-                _copy_file(bucket.place.log / path.name, path, None, files)
+                _copy_file(bucket.paths.log / path.name, path, None, files)
     files.sync_directory(target.log)
     for _ in LogFiles(target.log, target.identity).batches(bases[0], bucket.end.offset):
         check_caller()
 
 
-def _copy_snapshot(bucket: BucketCut, target: BucketPlace, files: Files) -> None:
+def _copy_snapshot(bucket: BucketCut, target: BucketPaths, files: Files) -> None:
     """Copy the newest snapshot from which the copied log goes on.
 
     Raises:
@@ -87,7 +87,7 @@ def _copy_snapshot(bucket: BucketCut, target: BucketPlace, files: Files) -> None
     """
     start, is_later = LogFiles(target.log, target.identity).start(), False
     files.remove_tree(target.directory / paths.SNAPSHOTS)
-    for found in snapshot.readable(bucket.place.directory, bucket.place.identity):
+    for found in snapshot.readable(bucket.paths.directory, bucket.paths.identity):
         if found.offset <= bucket.end.offset and found.log_end.base >= start:
             directory = paths.snapshot_directory(target.directory, found.offset)
             files.make_directory(directory.parent)
@@ -99,10 +99,10 @@ def _copy_snapshot(bucket: BucketCut, target: BucketPlace, files: Files) -> None
             return
         is_later = is_later or found.offset > bucket.end.offset
     if start and is_later:
-        raise OffsetOutOfRange("A snapshot was replaced by a later one meanwhile.", path=bucket.place.directory)
+        raise OffsetOutOfRange("A snapshot was replaced by a later one meanwhile.", path=bucket.paths.directory)
 
 
-def _copy_index(bucket: BucketCut, target: BucketPlace, files: Files, done: Done) -> None:
+def _copy_index(bucket: BucketCut, target: BucketPaths, files: Files, done: Done) -> None:
     if not _continues(target, files, bucket.end.offset):
         unfinished = target.directory / paths.REBUILT_INDEX
         for each in (unfinished, target.index):
@@ -122,7 +122,7 @@ def _copy_index(bucket: BucketCut, target: BucketPlace, files: Files, done: Done
     check_caller()
 
 
-def _continues(target: BucketPlace, files: Files, end: Offset) -> bool:
+def _continues(target: BucketPaths, files: Files, end: Offset) -> bool:
     """Whether an earlier call has copied the index, and the copied log goes on from it."""
     index = usable_index(target, StoreOptions(), files)
     if index is None:
@@ -146,10 +146,10 @@ def _copy_file(source: Path, target: Path, size: int | None, files: Files) -> No
             files.remove(unfinished)
         descriptor = files.open(unfinished, create=True)
         try:
-            for place in range(0, end, _PIECE_BYTES):
+            for position in range(0, end, _PIECE_BYTES):
                 check_caller()
-                piece = os.pread(file.fileno(), min(_PIECE_BYTES, end - place), place)
-                files.write(descriptor, [memoryview(piece)], place)
+                piece = os.pread(file.fileno(), min(_PIECE_BYTES, end - position), position)
+                files.write(descriptor, [memoryview(piece)], position)
             files.sync(descriptor)
         finally:
             files.close(descriptor)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.recovery import replay_start, synced_end
 from kvstore.disk.environment import Environment, Transaction
@@ -38,7 +38,7 @@ class BucketCut:
         environment, transaction: Its index, as the transaction shows it.
     """
 
-    place: BucketPlace
+    paths: BucketPaths
     end: LogEnd
     index_base: Offset
     environment: Environment
@@ -116,7 +116,7 @@ def _begun(handle: BucketHandle, held: ExitStack) -> BucketCut:
     # Another process that writes the bucket commits its index now and then; what it lacks is replayed into the copy.
     for found in log.batches(state.synced_offset, handle.committed().applied_offset):
         end = found.after
-    return BucketCut(handle.place, end, start.base, environment, transaction)
+    return BucketCut(handle.paths, end, start.base, environment, transaction)
 
 
 def log_of(bucket: BucketCut) -> tuple[LogFiles, list[Offset]]:
@@ -125,7 +125,7 @@ def log_of(bucket: BucketCut) -> tuple[LogFiles, list[Offset]]:
     Raises:
         OffsetOutOfRange: What the index goes on from has expired; begin with another cut.
     """
-    log = LogFiles(bucket.place.log, bucket.place.identity)
+    log = LogFiles(bucket.paths.log, bucket.paths.identity)
     bases = log.bases()
     if bases[0] > bucket.index_base:
         raise OffsetOutOfRange("The log of a bucket has expired meanwhile.", offset=bucket.index_base)

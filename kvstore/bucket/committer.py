@@ -61,7 +61,7 @@ from kvstore.request.results import AppendResult
 from logformat.ids import Offset, Sequence as BatchSequence, WriterId
 from logformat.log.index_state import IndexState
 
-Outcomes: TypeAlias = list[tuple[Submitted, Applied | StoreError | None]]
+Outcomes: TypeAlias = Sequence[Applied | StoreError | None]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
@@ -129,7 +129,6 @@ class Committer:
         self._broken = LogFailed("A write of the bucket ended on an error; reopen the store.")
         self._prepared: Now | None = None
         self._parts: list[Applied] = []  # of commits over several buckets, in a caller's turn
-        self._has_pending = False  # whether the memtable has anything of them
         self._is_pressed = False  # the memtable must not grow
         self._durably: set[object] = set()
         """Answers of requests that are durable before they are answered, if not all are."""
@@ -138,7 +137,7 @@ class Committer:
         self._merge_seconds = 0.0
         self._has_tail = not self.memtable.is_merged  # of a session before
         self._plan(0.0)
-        self._pace = Pace(self.memtable, context.budget, context.place.identity)
+        self._pace = Pace(self.memtable, context.budget, context.paths.identity)
         self._pace.note()  # a recovery may have left something
         self._readers_checked = context.clock.monotonic()
         self._thread = threading.Thread(target=self._run, name="kvstore-committer", daemon=True)
@@ -235,7 +234,8 @@ class Committer:
         Raises:
             CorruptData, StoreFull, LogFailed: They can't be made.
         """
-        return self._worked(partial(self._sure, partial(self._entries_by, self._path.make_some_entries)))
+        make = partial(self._entries_by, self._path.make_some_entries)
+        return self._worked(lambda: _sure(self._attempt(make)))
 
     def _worked(self, do: Callable[[], T]) -> T:
         """Have the thread do something, and wait for it."""
@@ -344,24 +344,23 @@ class Committer:
     def _commit_group(self, group: Sequence[Submitted]) -> None:
         began = self._meter.append.now()
         outcomes = self._attempt(partial(self._apply, group))
-        if isinstance(outcomes, StoreError):
-            failure = outcomes
-            if len(group) > 1 and isinstance(failure, CorruptData):
-                for request in group:
-                    self._commit_group([request])
-                return
-            outcomes = [(request, failure) for request in group]
+        if len(group) > 1 and isinstance(outcomes, CorruptData):
+            for request in group:
+                self._commit_group([request])
+            return
         self._settled += len(group)  # first: a caller that has its answer may find the bucket idle
-        self._answer(outcomes)
-        self._meter.append.since(began)
+        self._answer(group, outcomes, began)
 
-    def _answer(self, outcomes: Outcomes) -> None:
-        for request, outcome in outcomes:
+    def _answer(self, group: Sequence[Submitted], outcomes: Outcomes | StoreError, began: float) -> None:
+        if isinstance(outcomes, StoreError):
+            outcomes = [outcomes] * len(group)
+        for request, outcome in zip(group, outcomes, strict=True):
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(copy(outcome))
             else:
                 answer: Any = request.answer
                 answer.set_result(None if outcome is None else outcome.result)
+        self._meter.append.since(began)
 
     def _hold(self, hold: Hold) -> None:
         """Wait for the next request of a sender, and do that one next."""
@@ -390,25 +389,16 @@ class Committer:
         # After a group of several, callers are likely to send together again.
         if self._together > 1 or _stack_is_short() or not self.turn.take():
             return False
-        turn = self.turn
         try:
             if not self._is_idle():
                 return False
             began = self._meter.append.now()
-            turn.left = True  # from here on, whatever happens
-            outcomes = self._applied([request])
-            turn.end = self._broken
-            self._append_all(outcomes)
-            turn.left, turn.end = False, None
-        except StoreError as error:
-            turn.end = error if self._is_end(error) else None
-            if turn.end is not None:
+            outcomes = self._change(partial(self._apply, [request]))
+            if self.turn.end is not None:
                 return False  # the thread ends
-            outcomes = [(request, error)]
         finally:
             self._give_back()
-        self._answer(outcomes)
-        self._meter.append.since(began)
+        self._answer([request], outcomes, began)
         return True
 
     def begin_parts(self, seconds: float = 0.0) -> bool:
@@ -426,20 +416,18 @@ class Committer:
             return False
         is_begun = False
         try:
-            if not self._is_free(merges_later=True):
-                return False
-            self.turn.left = True  # from here on, whatever happens
-            self._prepare()
-            # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
-            self._path.log.sync_undecided()
-            self._has_pending, is_begun = False, True
-            return True
-        except StoreError as error:
-            self.turn.end = error if self._is_end(error) else None
-            raise
+            if self._is_free(merges_later=True):
+                _sure(self._change(self._prepare_parts))
+                is_begun = True
+            return is_begun
         finally:
             if not is_begun:
                 self._give_back()
+
+    def _prepare_parts(self) -> None:
+        self._prepare()
+        # A commit is all or nothing only if the batches before it, to which it was applied, are never lost.
+        self._path.log.sync_undecided()
 
     def apply_part(self, request: Request | SmallRequest) -> Applied:
         """Apply a part of a commit, after :meth:`begin_parts`.
@@ -448,16 +436,15 @@ class Committer:
             InvalidRequest, WriterRejected: It is refused. What was applied is to be dropped, or to be applied alone.
             CorruptData: A stored row is damaged; the same.
         """
-        self._has_pending = True
+        self.turn.left = True  # from here on, whatever happens
         try:
             applied = self._path.apply(up_to_date(request, self._path.definition))
+            if applied.batch is not None:
+                self._parts.append(applied)
         except (InvalidRequest, WriterRejected):
-            self._has_pending = bool(self._parts)
+            self.turn.left = bool(self._parts)
             raise
-        if applied.batch is None:
-            self._has_pending = bool(self._parts)
-        else:
-            self._parts.append(applied)
+        self.turn.left = bool(self._parts)
         return applied
 
     def end_parts(self, *, decided: bool) -> None:
@@ -468,17 +455,10 @@ class Committer:
         Raises:
             StoreFull, LogFailed: The disk refuses; what is decided is appended before anything else later.
         """
-        parts, self._parts, turn = self._parts, [], self.turn
+        parts, self._parts = self._parts, []
         try:
             if decided and parts:
-                turn.end = self._broken
-                self._append(parts, decided=True)
-                turn.end = None
-            if decided or not self._has_pending:
-                turn.left = False
-        except StoreError as error:
-            turn.end = error if self._is_end(error) else None
-            raise
+                _sure(self._change(partial(self._append, parts, decided=True)))
         finally:
             self._give_back()
 
@@ -523,15 +503,25 @@ class Committer:
                 self.turn.left = False
             yield
 
-    def _is_end(self, error: StoreError) -> bool:
-        """Whether an error means that nothing more can be written to the bucket."""
-        return isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost)
-
-    def _attempt(self, work: Callable[[], T]) -> T | StoreError:
-        """Do work on the bucket; this is the only place that decides what an error means.
+    def _change(self, work: Callable[[], T]) -> T | StoreError:
+        """Do work on the bucket in a turn; this is the only place that decides what an error means.
 
         Returns:
-            The result; or why the work failed, and then it had no effect.
+            The result; or why the work failed, and then it has no effect: the memtable is restored before the next
+            change. If nothing more can be written to the bucket, the turn's ``end`` says why.
+        """
+        self.turn.left = True  # from here on, whatever happens
+        try:
+            result = work()
+        except StoreError as error:
+            is_end = isinstance(error, StoreReplaced) or (isinstance(error, LogFailed) and self._path.log.has_lost)
+            self.turn.end = error if is_end else None
+            return error
+        self.turn.left = False
+        return result
+
+    def _attempt(self, work: Callable[[], T]) -> T | StoreError:
+        """Do work on the bucket in a turn of the thread; see :meth:`_change`.
 
         Raises:
             StoreReplaced, LogFailed: Nothing more can be written to the bucket.
@@ -541,20 +531,20 @@ class Committer:
         except StoreError as error:
             return error
         with self._turn_taken():
-            try:
-                # It was to be merged before, and that failed, or one group was large.
-                if self._must_merge():
-                    began = self._meter.wait.now()
-                    while self._must_merge():
-                        self._merge_slice(1.0)
-                    self._meter.wait.since(began)
-                self._prepare()
-                return work()
-            except StoreError as error:
-                if self._is_end(error):
-                    raise
-                self._restore()
-                return error
+            result = self._change(partial(self._ready, work))
+            if self.turn.end is not None:
+                raise self.turn.end
+        return result
+
+    def _ready(self, work: Callable[[], T]) -> T:
+        # What is large was to be merged before, and that failed, or one group was large.
+        if self._must_merge():
+            began = self._meter.wait.now()
+            while self._must_merge():
+                self._merge_slice(1.0)
+            self._meter.wait.since(began)
+        self._prepare()
+        return work()
 
     def _restore(self) -> None:
         """Restore the memtable to the content of the log.
@@ -582,7 +572,7 @@ class Committer:
         self._make_entries()
         for commit in self._path.named.commits:
             if not self._path.has(commit):
-                bucket = self._context.place.identity.bucket_id
+                bucket = self._context.paths.identity.bucket_id
                 request = self._context.staged.request(commit, definition, bucket)
                 self._append([self._path.apply(request, decided=True)], durable=True)
         if self._path.log.is_full:
@@ -600,35 +590,29 @@ class Committer:
         try:
             return make()
         except lmdb.Error as error:
-            raise write_refusal(error, self._context.place.index) from error
+            raise write_refusal(error, self._context.paths.index) from error
 
     def _apply(self, group: Sequence[Submitted]) -> Outcomes:
-        outcomes = self._applied(group)
-        self._append_all(outcomes)
-        return outcomes
-
-    def _applied(self, group: Sequence[Submitted]) -> Outcomes:
-        outcomes: Outcomes = list(zip(group, self._path.apply_all(group), strict=True))
+        outcomes = self._path.apply_all(group)
         self._catalog.check_leads()  # a large batch may have taken longer than a lease
-        return outcomes
-
-    def _append_all(self, outcomes: Outcomes) -> None:
-        done = [outcome for _, outcome in outcomes if isinstance(outcome, Applied)]
         durable = self._options.durability == "sync"
-        if self._durably and any(request.answer in self._durably for request, _ in outcomes):
+        if self._durably and any(request.answer in self._durably for request in group):
             self._path.log.sync()  # also of what a request that writes nothing has found
             durable = True
-        self._append(done, durable=durable)
+        self._append([outcome for outcome in outcomes if isinstance(outcome, Applied)], durable=durable)
+        return outcomes
 
     def _append(self, done: Sequence[Applied], *, durable: bool = False, decided: bool = False) -> None:
         batches = [each.batch for each in done if each.batch is not None]
         if batches:
             is_first = self.memtable.is_merged
+            self.turn.end = self._broken  # unless the following ends as it should
             self._path.log.append(batches, durable=durable, decided=decided)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
             self.memtable.publish(self._path.state)
             self._pace.note()
+            self.turn.end = None
             self._applied_last = self._clock.monotonic()
             if is_first:
                 self._applied_first = self._applied_last
@@ -644,15 +628,8 @@ class Committer:
             self._path.log.sync()
 
     def _settle(self) -> None:
-        self._sure(partial(self._apply, ()))
+        _sure(self._attempt(partial(self._apply, ())))
         self._sync_log()  # the end of a commit follows: what the bucket had of it must be durable, too
-
-    def _sure(self, work: Callable[[], T]) -> T:
-        """Like :meth:`_attempt`; raises why the work failed."""
-        result = self._attempt(work)
-        if isinstance(result, StoreError):
-            raise result
-        return result
 
     def _take_part(self, prepared: Prepared) -> None:
         outcome = self._attempt(partial(self._apply_part, prepared))
@@ -731,9 +708,9 @@ class Committer:
                 self.durable_state = self.memtable.published.state
             self._path.merge_slice(share)
         except lmdb.Error as error:
-            raise write_refusal(error, self._context.place.index) from error
+            raise write_refusal(error, self._context.paths.index) from error
         except MemoryError as error:
-            raise shortage(self._context.place.index, error) from error
+            raise shortage(self._context.paths.index, error) from error
         took = self._clock.monotonic() - began
         self._merge_seconds += took
         self._meter.commit.since(began)
@@ -773,12 +750,19 @@ class Committer:
             if log.has_lost:
                 raise LogFailed(
                     "The disk failed; repair it and reopen the store. The catalog has what was acknowledged last.",
-                    path=self._context.place.log,
+                    path=self._context.paths.log,
                 ) from error
             work.answer.set_exception(error)
         else:
             work.answer.set_result(done)
         return not work.last
+
+
+def _sure(result: T | StoreError) -> T:
+    """What a change has returned; raises why it failed."""
+    if isinstance(result, StoreError):
+        raise result
+    return result
 
 
 def _stack_is_short() -> bool:

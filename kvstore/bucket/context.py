@@ -1,4 +1,4 @@
-"""Context shared by the parts of one bucket: its place, its table in the catalog, disk, time and settings."""
+"""Context shared by the parts of one bucket: its paths, its table in the catalog, disk, time and settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from logformat.ids import BucketId, Offset, TableId
 
 
 @dataclass(frozen=True, slots=True)
-class BucketPlace:
+class BucketPaths:
     """Directory of a bucket, and the identity that its log repeats."""
 
     directory: Path
@@ -33,7 +33,7 @@ class BucketPlace:
 
     @classmethod
     def of(cls, store: Path, store_id: UUID, table: TableId, bucket: BucketId) -> Self:
-        """Place of a bucket in a store."""
+        """Paths of a bucket in a store."""
         return cls(paths.bucket_directory(store, table, bucket), LogIdentity(store_id, table, bucket))
 
     @property
@@ -70,7 +70,7 @@ class BucketContext:
         budget: How much memory the memtables of the store may take.
     """
 
-    place: BucketPlace
+    paths: BucketPaths
     catalog: TableCatalog
     commit_lock: CommitLock
     staged: StagedCommits
@@ -82,4 +82,4 @@ class BucketContext:
 
     def reader_positions(self) -> AbstractContextManager[Iterable[Offset]]:
         """Positions of registered readers of the bucket's log; see :meth:`TableCatalog.reader_positions`."""
-        return self.catalog.reader_positions(self.place.identity.bucket_id)
+        return self.catalog.reader_positions(self.paths.identity.bucket_id)

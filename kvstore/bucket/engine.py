@@ -7,7 +7,7 @@ ever acknowledged, or decided by a commit over several buckets, is in it.
 from __future__ import annotations
 
 from kvstore.bucket.committer import Committer
-from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.context import BucketContext, BucketPaths
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.bucket.read_gate import ReadGate
 from kvstore.bucket.recovery import open_for_writing, open_merged
@@ -37,10 +37,10 @@ class BucketEngine:
     def __init__(self, context: BucketContext) -> None:
         context.catalog.show_last_commit()  # it may be of a process that wrote the bucket and died
         self._context = context
-        place = context.place
-        with refusals(place.directory):
+        bucket = context.paths
+        with refusals(bucket.directory):
             definition, options = context.catalog.definition(), context.options
-            path = open_for_writing(place, definition, options, context.files, context.clock, context.budget)
+            path = open_for_writing(bucket, definition, options, context.files, context.clock, context.budget)
         gate = ReadGate()
         self.committer = Committer(path, context, gate, lambda: self.maintenance.begin())
         self.maintenance = Maintenance(context, path.memtable.index, self.committer.flush, gate)
@@ -77,15 +77,15 @@ class BucketEngine:
 
     def _merge_again(self) -> None:
         context, self.maintenance.has_copy = self._context, False  # the index is built where the copy is
-        with refusals(context.place.directory):
+        with refusals(context.paths.directory):
             open_merged(
-                context.place, context.catalog.definition(), context.options, context.files, context.clock
+                context.paths, context.catalog.definition(), context.options, context.files, context.clock
             ).close()
 
 
 @uninterrupted
 def create_bucket(
-    place: BucketPlace, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
+    bucket: BucketPaths, definition: TableDefinition, options: StoreOptions, files: Files, clock: Clock
 ) -> None:
     """Create the files of a new bucket in its existing directory.
 
@@ -93,13 +93,13 @@ def create_bucket(
         StoreLocked: Another process has its lock.
         StoreFull, LogFailed: The disk refuses. What was made is no bucket yet.
     """
-    lock = ProcessLock(place.directory / paths.LOCK_FILE, files)
+    lock = ProcessLock(bucket.directory / paths.LOCK_FILE, files)
     lock.acquire()
     try:
-        with refusals(place.directory):
-            log_recovery.create(place.log, place.identity, files)
-            open_for_writing(place, definition, options, files, clock).close()
+        with refusals(bucket.directory):
+            log_recovery.create(bucket.log, bucket.identity, files)
+            open_for_writing(bucket, definition, options, files, clock).close()
     finally:
         lock.release()
         # Until the catalog has the table another process may remove what is here, and give the same id to another.
-        files.forget(place.directory)
+        files.forget(bucket.directory)

@@ -76,7 +76,7 @@ class BucketHandle:
     def __init__(
         self, context: BucketContext, *, read_only: Callable[[], bool], readers: OpenReaders, other: OtherOwner
     ) -> None:
-        self.place, self.identity, self.watched = context.place, context.place.identity, context.place.directory
+        self.paths, self.identity, self.watched = context.paths, context.paths.identity, context.paths.directory
         self._context = context
         self._readers = readers
         self._other = other
@@ -85,7 +85,7 @@ class BucketHandle:
         self._files = context.files
         self._clock = context.clock
         self._ownership = BucketOwnership(
-            *(context.place.directory, context.files, context.clock), takes_requests=other.takes_requests
+            *(context.paths.directory, context.files, context.clock), takes_requests=other.takes_requests
         )
         self._opening = threading.Lock()  # held while the index, the engine or the state changes
         self.engine: BucketEngine | None = None
@@ -95,7 +95,7 @@ class BucketHandle:
     @property
     def log(self) -> LogFiles:
         """The log, for reading up to the ``applied_offset`` of a view."""
-        return LogFiles(self.place.log, self.place.identity, self._files, self._back_offset)
+        return LogFiles(self.paths.log, self.paths.identity, self._files, self._back_offset)
 
     def _back_offset(self) -> Offset:
         engine = self.engine
@@ -383,7 +383,7 @@ class BucketHandle:
         while True:
             self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
-            with refusals(self.place.directory), self._context.commit_lock.held(), self._opening:
+            with refusals(self.paths.directory), self._context.commit_lock.held(), self._opening:
                 done = None if self.engine is None else self.swap_index(self.engine)
             if done is not None:
                 return done
@@ -398,9 +398,9 @@ class BucketHandle:
             engine.close()
             if engine.maintenance.has_copy and self._copy_continues():  # another thread may have used it
                 old.environment.retire()
-                done = swap(self.place.directory, self._files)
+                done = swap(self.paths.directory, self._files)
             else:
-                discard(self.place.directory, self._files)
+                discard(self.paths.directory, self._files)
             self.engine = BucketEngine(self._context)
             self._ownership.recovered()
             self.engine.maintenance.begin()
@@ -412,7 +412,7 @@ class BucketHandle:
         return done
 
     def _copy_continues(self) -> bool:
-        copy = self.place.directory / paths.REBUILT_INDEX
+        copy = self.paths.directory / paths.REBUILT_INDEX
         index = Index(open_environment(copy, self._files, map_bytes=self._options.map_bytes, has_databases=False))
         try:
             with index.view() as view:
@@ -560,7 +560,7 @@ class BucketHandle:
 
     def lock_identity(self) -> tuple[int, int] | None:
         """Device and inode of the file of the bucket's lock; None if it is not there."""
-        status = self._files.status(self.place.directory / paths.LOCK_FILE)
+        status = self._files.status(self.paths.directory / paths.LOCK_FILE)
         return None if status is None else (status.st_dev, status.st_ino)
 
     def try_own(self) -> bool:
@@ -577,7 +577,7 @@ class BucketHandle:
         while True:
             with self._opening:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
-                with refusals(self.place.directory):
+                with refusals(self.paths.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
                 if self.engine is None and self._took():
                     try:

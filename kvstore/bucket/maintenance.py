@@ -61,7 +61,7 @@ class Maintenance:
         flush: Callable[[], None],
         gate: ReadGate,
     ) -> None:
-        self._place = context.place
+        self._paths = context.paths
         self._context = context
         self._index = index
         self._flush = flush
@@ -104,12 +104,12 @@ class Maintenance:
             StoreFull, LogFailed: The disk refuses.
             StoreClosed: The bucket was closed or handed over meanwhile.
         """
-        with self._working, refusals(self._place.directory):
+        with self._working, refusals(self._paths.directory):
             self._files.verify()
             self._flush()
             with self._gate.reading():
                 self.has_copy = False
-                write_copy(self._index, self._place.directory, self._files)
+                write_copy(self._index, self._paths.directory, self._files)
                 self.has_copy = True
 
     def retain(self) -> None:
@@ -121,13 +121,13 @@ class Maintenance:
         if not retention.can_expire(self._retention_ms(), self._options.log_bytes_max):
             return
         self._files.verify()  # the snapshots that replace removed segments are this store's
-        with self._working, refusals(self._place.log):
-            log = LogFiles(self._place.log, self._place.identity, self._files)
+        with self._working, refusals(self._paths.log):
+            log = LogFiles(self._paths.log, self._paths.identity, self._files)
             kept_from = self._kept_from(log)
             expired = self._expired(log)
             if expired <= log.start():
                 return
-            newest = snapshot.newest_valid(self._place.directory, self._place.identity)
+            newest = snapshot.newest_valid(self._paths.directory, self._paths.identity)
             if (newest is None or newest.log_end.base < expired) and self._clock.monotonic() >= self._rested:
                 newest = self._take()
             if newest is None:
@@ -136,7 +136,7 @@ class Maintenance:
             self._files.sync_directory(newest.directory.parent)
             needed = retention.needed_from(newest.log_end, self._replay_start(log))
             retention.remove_before(
-                self._place.log,
+                self._paths.log,
                 log,
                 Offset(min(expired, needed)),
                 self._files,
@@ -149,7 +149,7 @@ class Maintenance:
         bytes_max = self._options.consumer_log_bytes_max
         if bytes_max == retention.UNLIMITED:
             return Offset(0)
-        bucket = self._place.identity.bucket_id
+        bucket = self._paths.identity.bucket_id
         near = self._context.catalog.consumers_before(bucket, self._larger_than(log, bytes_max * 4 // 5))
         for name in sorted(near - self._warned):
             _log.warning(
@@ -214,10 +214,10 @@ class Maintenance:
     def _try(self) -> Snapshot:
         self._files.verify()
         self._flush()
-        with refusals(self._place.directory):
+        with refusals(self._paths.directory):
             return snapshot.take(
-                self._place.directory,
-                self._place.identity,
+                self._paths.directory,
+                self._paths.identity,
                 self._whole_view,
                 self._context.catalog.definition,
                 self._files,

@@ -14,7 +14,7 @@ from functools import partial
 
 import lmdb
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.bucket.write_path import REPLAY_BYTES_MAX, WritePath
@@ -40,7 +40,7 @@ FREE_PARTS = 8
 
 
 def open_for_writing(
-    place: BucketPlace,
+    bucket: BucketPaths,
     definition: TableDefinition,
     options: StoreOptions,
     files: Files,
@@ -60,9 +60,9 @@ def open_for_writing(
         StoreFull: The index has no room. Nothing is lost: the next call recovers what the index lacks.
         StoreReplaced: The path leads to another directory. Nothing was changed.
     """
-    with shortages(place.index):
+    with shortages(bucket.index):
         memory = Budget(options.memtable_bytes) if budget is None else budget
-        return _opened(place, definition, options, files, clock, memory, is_merged)
+        return _opened(bucket, definition, options, files, clock, memory, is_merged)
 
 
 open_merged = partial(open_for_writing, is_merged=True)
@@ -70,7 +70,7 @@ open_merged = partial(open_for_writing, is_merged=True)
 
 
 def _opened(
-    place: BucketPlace,
+    bucket: BucketPaths,
     definition: TableDefinition,
     options: StoreOptions,
     files: Files,
@@ -78,20 +78,20 @@ def _opened(
     memory: Budget,
     is_merged: bool,
 ) -> WritePath:
-    files.verify(place.directory)  # what is found here is this bucket's
-    index = usable_index(place, options, files)
+    files.verify(bucket.directory)  # what is found here is this bucket's
+    index = usable_index(bucket, options, files)
     try:
-        snapshot.sweep(place.directory, files)
-        files.remove_tree(place.directory / OLD)
+        snapshot.sweep(bucket.directory, files)
+        files.remove_tree(bucket.directory / OLD)
         if index is not None:
             index.environment.show_last_commit()  # its state and the replayed changes belong to one moment
         state = _state_of(index) if index is not None else None
-        end = log_recovery.prepare(place.log, place.identity, _durable_end(place, state), files)
+        end = log_recovery.prepare(bucket.log, bucket.identity, _durable_end(bucket, state), files)
     except BaseException:
         if index is not None:
             index.close()
         raise
-    log = Log(place.log, place.identity, end, files, segment_bytes_max=options.segment_bytes_max)
+    log = Log(bucket.log, bucket.identity, end, files, segment_bytes_max=options.segment_bytes_max)
     try:
         if index is not None and state is not None and state.applied_offset > end.offset:
             # The index was committed, and then the log lost these changes, which were never durable.
@@ -99,11 +99,11 @@ def _opened(
             index = None
         while True:
             if is_new := index is None:
-                _build(place, definition, log, options, files, clock, memory)
-                index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
+                _build(bucket, definition, log, options, files, clock, memory)
+                index = Index(open_environment(bucket.index, files, map_bytes=options.map_bytes, has_databases=False))
             assert index is not None
             try:
-                return _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=is_merged)
+                return _recovered(WritePath(definition, index, log, clock), bucket, memory, files, is_merged=is_merged)
             except DAMAGE:
                 if is_new:
                     raise
@@ -116,21 +116,21 @@ def _opened(
         raise
 
 
-def is_at_end(place: BucketPlace, state: IndexState, files: Files) -> bool:
+def is_at_end(bucket: BucketPaths, state: IndexState, files: Files) -> bool:
     """Whether the log ends at the index's synced position, and the index has all of it."""
     if state.applied_offset != state.synced_offset:
         return False
-    if LogFiles(place.log, place.identity, files).bases()[-1:] != [state.synced_base]:
+    if LogFiles(bucket.log, bucket.identity, files).bases()[-1:] != [state.synced_base]:
         return False
-    last = paths.segment_file(place.log, state.synced_base)
+    last = paths.segment_file(bucket.log, state.synced_base)
     status = files.status(last)
     return status is not None and ends_at(last, status.st_size, state.synced_position, files)
 
 
-def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index | None:
+def usable_index(bucket: BucketPaths, options: StoreOptions, files: Files) -> Index | None:
     """The index if it can be read; it is derived data, so damage to it loses nothing."""
     try:
-        index = Index(open_environment(place.index, files, map_bytes=options.map_bytes, has_databases=False))
+        index = Index(open_environment(bucket.index, files, map_bytes=options.map_bytes, has_databases=False))
     except (FileNotFoundError, CorruptData):
         return None
     try:
@@ -138,7 +138,7 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
             state = view.state()
             view.writers()
             view.entries_records()
-        if (state.table_id, state.bucket_id) == (place.identity.table_id, place.identity.bucket_id):
+        if (state.table_id, state.bucket_id) == (bucket.identity.table_id, bucket.identity.bucket_id):
             return index
     except UnsupportedVersion:
         index.close()
@@ -149,30 +149,30 @@ def usable_index(place: BucketPlace, options: StoreOptions, files: Files) -> Ind
     return None
 
 
-def _durable_end(place: BucketPlace, state: IndexState | None) -> LogEnd | None:
+def _durable_end(bucket: BucketPaths, state: IndexState | None) -> LogEnd | None:
     """Durable end of the log, as the index or the newest snapshot has recorded it.
 
     Raises:
         CorruptData: Neither is left, and the log does not begin at offset 0.
     """
     of_index = synced_end(state) if state is not None else None
-    taken = next(_snapshots(place), None)
+    taken = next(_snapshots(bucket), None)
     if taken is not None and (of_index is None or taken.offset > of_index.offset):
         return taken.log_end
-    if of_index is None and LogFiles(place.log, place.identity).start():
-        raise _nothing_left(place)
+    if of_index is None and LogFiles(bucket.log, bucket.identity).start():
+        raise _nothing_left(bucket)
     return of_index
 
 
-def _snapshots(place: BucketPlace) -> Iterator[Snapshot]:
+def _snapshots(bucket: BucketPaths) -> Iterator[Snapshot]:
     """Snapshots with a valid manifest whose following changes the log holds, the newest first."""
-    log_start = LogFiles(place.log, place.identity).start()
-    snapshots = snapshot.readable(place.directory, place.identity)
+    log_start = LogFiles(bucket.log, bucket.identity).start()
+    snapshots = snapshot.readable(bucket.directory, bucket.identity)
     return (each for each in snapshots if each.log_end.base >= log_start)
 
 
 def _build(
-    place: BucketPlace,
+    bucket: BucketPaths,
     definition: TableDefinition,
     log: Log,
     options: StoreOptions,
@@ -186,8 +186,8 @@ def _build(
         CorruptData: No snapshot that the log continues is valid, and the log alone is not complete.
     """
     index = None
-    for source in _snapshots(place):
-        index = _unfinished_index(place, options, files)
+    for source in _snapshots(bucket):
+        index = _unfinished_index(bucket, options, files)
         try:
             _load(index, source, definition)
             break
@@ -198,16 +198,16 @@ def _build(
             index.close()
             raise
     if index is None:
-        if LogFiles(place.log, place.identity).start():
-            raise _nothing_left(place)
-        index = _unfinished_index(place, options, files)
+        if LogFiles(bucket.log, bucket.identity).start():
+            raise _nothing_left(bucket)
+        index = _unfinished_index(bucket, options, files)
     with closing(index):
-        _recovered(WritePath(definition, index, log, clock), place, memory, files, is_merged=True)
-    put_in_place(place, files)
+        _recovered(WritePath(definition, index, log, clock), bucket, memory, files, is_merged=True)
+    put_in_place(bucket, files)
 
 
 def load_snapshot(
-    place: BucketPlace, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
+    bucket: BucketPaths, taken: Snapshot, definition: TableDefinition, options: StoreOptions, files: Files
 ) -> None:
     """Build an index from a snapshot alone, under another name; opening the bucket replays the log after it.
 
@@ -215,23 +215,23 @@ def load_snapshot(
         CorruptData: The snapshot is damaged.
         StoreFull: The index can't grow.
     """
-    with closing(_unfinished_index(place, options, files)) as index:
+    with closing(_unfinished_index(bucket, options, files)) as index:
         _load(index, taken, definition)
 
 
-def put_in_place(place: BucketPlace, files: Files) -> None:
+def put_in_place(bucket: BucketPaths, files: Files) -> None:
     """Rename an index that was built under another name; the old index is removed."""
-    files.remove_tree(place.index)
-    files.rename(place.directory / paths.REBUILT_INDEX, place.index)
-    files.sync_directory(place.directory)
+    files.remove_tree(bucket.index)
+    files.rename(bucket.directory / paths.REBUILT_INDEX, bucket.index)
+    files.sync_directory(bucket.directory)
 
 
-def _unfinished_index(place: BucketPlace, options: StoreOptions, files: Files) -> Index:
-    unfinished = place.directory / paths.REBUILT_INDEX
+def _unfinished_index(bucket: BucketPaths, options: StoreOptions, files: Files) -> Index:
+    unfinished = bucket.directory / paths.REBUILT_INDEX
     files.remove_tree(unfinished)
     index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True, has_databases=False))
     try:
-        index.commit(IndexState(place.identity.table_id, place.identity.bucket_id))
+        index.commit(IndexState(bucket.identity.table_id, bucket.identity.bucket_id))
     except BaseException:
         index.close()
         raise
@@ -260,22 +260,22 @@ def _load(index: Index, source: Snapshot, definition: TableDefinition) -> None:
             index.environment.grow()
 
 
-def _nothing_left(place: BucketPlace) -> CorruptData:
+def _nothing_left(bucket: BucketPaths) -> CorruptData:
     return CorruptData(
         "The index of a bucket is lost, and so is every snapshot from which its log goes on: put index/ or snapshots/"
         " back from a copy.",
-        path=place.directory,
-        log_start=LogFiles(place.log, place.identity).start(),
+        path=bucket.directory,
+        log_start=LogFiles(bucket.log, bucket.identity).start(),
     )
 
 
-def _recovered(path: WritePath, place: BucketPlace, memory: Budget, files: Files, *, is_merged: bool) -> WritePath:
+def _recovered(path: WritePath, bucket: BucketPaths, memory: Budget, files: Files, *, is_merged: bool) -> WritePath:
     """A path with every change of its log.
 
     Raises:
         lmdb.CorruptedError, lmdb.PageNotFoundError: A page of the index is damaged.
     """
-    path.catch_up(LogFiles(place.log, place.identity, files), max(memory.free(), memory.limit // FREE_PARTS))
+    path.catch_up(LogFiles(bucket.log, bucket.identity, files), max(memory.free(), memory.limit // FREE_PARTS))
     if not is_merged and not path.memtable.is_merged:
         path.begin_merge()  # now, since nothing has to be sorted for it yet
         _store_first(path)
@@ -306,7 +306,7 @@ def replay_start(state: IndexState, log: LogFiles) -> LogEnd:
         CorruptBatch, OffsetOutOfRange: The log does not have this place.
     """
     end = synced_end(state)
-    return end if end.offset == state.applied_offset else log.place(state.applied_offset)
+    return end if end.offset == state.applied_offset else log.position_of(state.applied_offset)
 
 
 def _state_of(index: Index) -> IndexState:

@@ -192,7 +192,7 @@ class Controller:
     def _done(self) -> Done:
         """Have a worker write an image."""
         self._journal.flush()  # an image has no edit that a power cut could undo
-        place = self._files.place
+        held = self._files.held
         epoch = Epoch(worker.highest_epoch(self._images) + 1)
         task = Task(
             epoch=epoch,
@@ -200,8 +200,8 @@ class Controller:
             store_id=self._store_id,
             txid=self._journal.state().txid,
             seconds=WORKER_SECONDS,
-            directory=None if place is None else place.identity,
-            catalog=None if place is None else place.identity_of(self._store / paths.JOURNAL.parent),
+            directory=None if held is None else held.identity,
+            catalog=None if held is None else held.identity_of(self._store / paths.JOURNAL.parent),
         )
         with self._mutex:
             if self._over:

@@ -196,14 +196,14 @@ def _exclusive(store: Path, files: Files) -> Iterator[None]:
     """Hold the lock of the images and the locks of all buckets."""
     files.make_directory(store / paths.IMAGES.parent)
     files.make_directory(store / paths.IMAGES)
-    places = [store / paths.IMAGES]
+    directories = [store / paths.IMAGES]
     for directory in (store / paths.TABLES).glob("*/*"):
         if directory.is_dir() and directory.parent.name.isdecimal() and directory.name.isdecimal():
             table, bucket = TableId(int(directory.parent.name)), BucketId(int(directory.name))
-            places.append(paths.bucket_directory(store, table, bucket))
+            directories.append(paths.bucket_directory(store, table, bucket))
     with ExitStack() as held:
-        for place in places:
-            lock = ProcessLock(place / paths.LOCK_FILE)
+        for directory in directories:
+            lock = ProcessLock(directory / paths.LOCK_FILE)
             held.enter_context(lock.taken("Another process uses the store; end it first."))
         yield
 

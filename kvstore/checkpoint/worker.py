@@ -17,8 +17,8 @@ from pathlib import Path
 from kvstore.checkpoint.messages import Done, Refused, Task, decode_task, encode
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, refusals
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lock import ProcessLock
-from kvstore.disk.place import StoreDirectory
 from kvstore.errors import CorruptImage, StoreError, Unavailable
 from kvstore.meta import image
 from kvstore.meta.journal import Journal
@@ -72,20 +72,20 @@ def _held(task: Task, files: Files, clock: Clock) -> Iterator[None]:
     Raises:
         StoreReplaced: The path leads to another directory than the controller's, or that of the catalog does.
     """
-    if files.place is not None:
+    if files.held is not None:
         files.verify()
         yield
         return
-    files.place = StoreDirectory(task.path, clock)
+    files.held = HeldDirectory(task.path, clock)
     try:
         for path, identity in ((task.path, task.directory), (task.path / paths.JOURNAL.parent, task.catalog)):
             if identity is not None:
-                files.place.expect(path, identity)
+                files.held.expect(path, identity)
         yield
         files.verify()
     finally:
-        files.place.close()
-        files.place = None
+        files.held.close()
+        files.held = None
 
 
 def highest_epoch(directory: Path) -> Epoch:

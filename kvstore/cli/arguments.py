@@ -14,7 +14,7 @@ import pyarrow as pa
 import typer
 
 import kvstore
-from kvstore.arguments import place_of
+from kvstore.arguments import bound_of
 from kvstore.disk.files import read_file
 from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
@@ -89,13 +89,13 @@ def opened_store(path: Path, *, write: bool = False) -> kvstore.Store:
         NotAStore: The directory is not a store.
         UnsupportedOperation: There is a replica, or shared tables.
     """
-    place = location_of(path)
-    if write and not isinstance(place, Path):
-        return kvstore.open(place)  # which refuses it
-    reading = kvstore.open(place, read_only=True)
+    location = location_of(path)
+    if write and not isinstance(location, Path):
+        return kvstore.open(location)  # which refuses it
+    reading = kvstore.open(location, read_only=True)
     if write:
         with reading:
-            return kvstore.open(place)
+            return kvstore.open(location)
     if isinstance(reading, kvstore.StoreInReplica):
         reading.close()
         raise UnsupportedOperation(
@@ -170,7 +170,7 @@ def start_of(given: str) -> Start:
     Raises:
         InvalidRequest: The text is not a valid start.
     """
-    return place_of("--start", given, "full", "earliest", "latest")
+    return bound_of("--start", given, "full", "earliest", "latest")
 
 
 def end_of(given: str) -> End:
@@ -179,7 +179,7 @@ def end_of(given: str) -> End:
     Raises:
         InvalidRequest: The text is not a valid end.
     """
-    return place_of("--end", given, "latest")
+    return bound_of("--end", given, "latest")
 
 
 def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
@@ -188,4 +188,4 @@ def as_of(given: str | None) -> int | dict[int, int] | dt.datetime | None:
     Raises:
         InvalidRequest: The text is neither.
     """
-    return None if given is None else place_of("--as-of", given)
+    return None if given is None else bound_of("--as-of", given)

@@ -33,15 +33,15 @@ def names_given(names: list[str] | None) -> str | None:
     return None if names is None else ",".join(each if _PLAIN_NAME.fullmatch(each) else _quoted(each) for each in names)
 
 
-def place_given(place: str | None, bucket: int, starts: dict[int, tuple[int, int]]) -> str | None:
+def bound_given(bound: str | None, bucket: int, starts: dict[int, tuple[int, int]]) -> str | None:
     """A place for ``--start`` or ``--as-of``: an offset of one bucket of several needs one for each of the others.
 
     Args:
         starts: For each bucket the range of its log; of the others it is the start that is given.
     """
-    if place is None or len(starts) == 1 or not place.isdigit():
-        return place
-    return json_text({str(each): int(place) if each == bucket else start for each, (start, _) in starts.items()})
+    if bound is None or len(starts) == 1 or not bound.isdigit():
+        return bound
+    return json_text({str(each): int(bound) if each == bucket else start for each, (start, _) in starts.items()})
 
 
 def of_key(fields: list[pa.Field], key: list[Any]) -> str:
@@ -52,9 +52,9 @@ def of_key(fields: list[pa.Field], key: list[Any]) -> str:
 def after_key(fields: list[pa.Field], key: list[Any]) -> str:
     """The condition for ``--where`` of the rows after a key."""
     conditions = []
-    for place, field in enumerate(fields):
-        same = [of_key(fields[:place], key[:place])] if place else []
-        conditions.append(" and ".join([*same, f"{_column(field.name)} > {_value(key[place])}"]))
+    for number, field in enumerate(fields):
+        same = [of_key(fields[:number], key[:number])] if number else []
+        conditions.append(" and ".join([*same, f"{_column(field.name)} > {_value(key[number])}"]))
     return conditions[0] if len(conditions) == 1 else " or ".join(f"({each})" for each in conditions)
 
 

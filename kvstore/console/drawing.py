@@ -60,7 +60,7 @@ def curve(values: Sequence[float], words: str, kind: str) -> Html:
     """Values over time as an area from left to right, the largest at full height."""
     height = _HEIGHTS[kind]
     top, step = max(*values, 1e-9), WIDTH / max(len(values) - 1, 1)
-    points = [f"{_number(place * step)} {_number(height - each / top * (height - 4))}" for place, each in
+    points = [f"{_number(nth * step)} {_number(height - each / top * (height - 4))}" for nth, each in
               enumerate(values)]  # fmt: skip
     path = f"M0 {height}L" + "L".join(points)
     area = tag("path", class_="area", d=f"{path}L{WIDTH} {height}Z")

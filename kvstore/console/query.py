@@ -67,7 +67,7 @@ class Query:
         rest = [(given, value) for given, value in self._pairs if given not in (name, of)]
         return Query([*rest, (name, time_text(milliseconds))])
 
-    def place(self, name: str) -> int | dt.datetime | None:
+    def bound(self, name: str) -> int | dt.datetime | None:
         """The value of a name as an offset or a time; None if it is not there.
 
         Raises:

@@ -4,7 +4,7 @@ Exceptions are LMDB, which writes by itself (``kvstore/disk/environment.py``), a
 process.
 
 * All files are created for their owner alone, and no symbolic link to a file is followed.
-* Files of an open store are looked up in its directory, not by its path; see ``kvstore/disk/place.py``.
+* Files of an open store are looked up in its directory, not by its path; see ``kvstore/disk/held_directory.py``.
 * No other module knows that macOS syncs, allocates and finds holes by other calls than Linux.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kvstore.disk import address_space
-from kvstore.disk.place import Below, StoreDirectory
+from kvstore.disk.held_directory import Below, HeldDirectory
 from kvstore.errors import CorruptData, LogFailed, NotAStore, StoreFull, UnsupportedOperation
 from kvstore.process.meter import Timer
 from logformat.paths import TEMPORARY
@@ -49,49 +49,49 @@ class Files:
     """The real disk. Errors are OSErrors.
 
     Attributes:
-        place: Directory of the open store; None if no store is open: then files are opened by their paths.
+        held: Directory of the open store; None if no store is open: then files are opened by their paths.
         syncs: Durations of :meth:`sync`, if they are measured.
     """
 
-    place: StoreDirectory | None = None
+    held: HeldDirectory | None = None
     syncs: Timer | None = None
 
     def hold(self, directory: Path) -> None:
-        """Hold a directory of the store, to write its files; see :meth:`StoreDirectory.hold`."""
-        if self.place is not None:
-            self.place.hold(directory)
+        """Hold a directory of the store, to write its files; see :meth:`HeldDirectory.hold`."""
+        if self.held is not None:
+            self.held.hold(directory)
 
     def note(self, directory: Path) -> None:
-        """Remember which directory has a path now; see :meth:`StoreDirectory.note`."""
-        if self.place is not None:
-            self.place.note(directory)
+        """Remember which directory has a path now; see :meth:`HeldDirectory.note`."""
+        if self.held is not None:
+            self.held.note(directory)
 
     def let_go(self, directory: Path) -> None:
-        """Undo one :meth:`hold`; see :meth:`StoreDirectory.let_go`."""
-        if self.place is not None:
-            self.place.let_go(directory)
+        """Undo one :meth:`hold`; see :meth:`HeldDirectory.let_go`."""
+        if self.held is not None:
+            self.held.let_go(directory)
 
     def forget(self, directory: Path) -> None:
-        """Forget the identity of a directory; see :meth:`StoreDirectory.forget`."""
-        if self.place is not None:
-            self.place.forget(directory)
+        """Forget the identity of a directory; see :meth:`HeldDirectory.forget`."""
+        if self.held is not None:
+            self.held.forget(directory)
 
     def check(self) -> int:
-        """Verify the store's path from time to time; returns the number of checks. See :meth:`StoreDirectory.check`.
+        """Verify the store's path from time to time; returns the number of checks. See :meth:`HeldDirectory.check`.
 
         Raises:
             StoreReplaced: The path leads to another directory.
         """
-        return 0 if self.place is None else self.place.check()
+        return 0 if self.held is None else self.held.check()
 
     def verify(self, within: Path | None = None) -> None:
-        """Verify that the store's path still leads to it; see :meth:`StoreDirectory.verify`.
+        """Verify that the store's path still leads to it; see :meth:`HeldDirectory.verify`.
 
         Raises:
             StoreReplaced: The path leads to another directory.
         """
-        if self.place is not None:
-            self.place.verify(within)
+        if self.held is not None:
+            self.held.verify(within)
 
     def open(self, path: Path, *, create: bool = False) -> int:
         """Open a regular file with one name, or with ``create`` a new one, for reading and writing."""
@@ -252,7 +252,7 @@ class Files:
 
     def _at(self, path: Path) -> Below | _ByPath:
         """A path as arguments of system calls."""
-        below = self.place.below(path) if self.place is not None else None
+        below = self.held.below(path) if self.held is not None else None
         return _ByPath(path) if below is None else below
 
 

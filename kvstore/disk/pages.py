@@ -139,12 +139,12 @@ def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Itera
     _, _, kind, lower, _ = HEAD.unpack_from(page)
     if kind != LEAF:
         return
-    places = page[HEAD.size : min(lower, len(page)) & ~1]
-    for (place,) in Struct("=H").iter_unpack(places):
-        if place > len(page) - NODE.size:
+    positions = page[HEAD.size : min(lower, len(page)) & ~1]
+    for (position,) in Struct("=H").iter_unpack(positions):
+        if position > len(page) - NODE.size:
             continue
         try:
-            node = _Node.of(page, place, kind)
+            node = _Node.of(page, position, kind)
         except WrongPage:
             continue
         if not node.flags & BIG:
@@ -372,18 +372,18 @@ class PageFile:
             raise WrongPage(f"page {number} has another number or kind")
         if not HEAD.size < lower <= upper <= len(page) or lower % 2:
             raise WrongPage(f"page {number} has wrong bounds")
-        places = [place for (place,) in Struct("=H").iter_unpack(page[HEAD.size : lower])]
+        positions = [position for (position,) in Struct("=H").iter_unpack(page[HEAD.size : lower])]
         nodes = []
         filled = []
-        for place in places:
-            if not upper <= place <= len(page) - NODE.size:
+        for position in positions:
+            if not upper <= position <= len(page) - NODE.size:
                 raise WrongPage(f"a node of page {number} is outside of it")
-            node = _Node.of(page, place, kind)
+            node = _Node.of(page, position, kind)
             nodes.append(node)
-            filled.append((place, node.end + node.end % 2))
+            filled.append((position, node.end + node.end % 2))
         filled.sort()
         ends = [upper, *(end for _, end in filled)]
-        if ends[:-1] != [place for place, _ in filled] or ends[-1] != len(page):
+        if ends[:-1] != [position for position, _ in filled] or ends[-1] != len(page):
             raise WrongPage(f"nodes of page {number} overlap or leave gaps")
         return kind, nodes
 
@@ -429,9 +429,9 @@ class _Node:
     end: int
 
     @classmethod
-    def of(cls, page: bytes, place: int, kind: int) -> _Node:
-        low, high, flags, key_bytes = NODE.unpack_from(page, place)
-        key_at = place + NODE.size
+    def of(cls, page: bytes, position: int, kind: int) -> _Node:
+        low, high, flags, key_bytes = NODE.unpack_from(page, position)
+        key_at = position + NODE.size
         value_at = key_at + key_bytes
         key = page[key_at:value_at]
         if kind == BRANCH:

@@ -248,11 +248,11 @@ class _Notifier:
 
 def _events(data: bytes) -> Iterator[tuple[int, int, bytes]]:
     """Number of the directory, mask, and name of the file, for each event."""
-    place = 0
-    while place < len(data):
-        number, mask, _, length = _HEADER.unpack_from(data, place)
-        place += _HEADER.size + length
-        yield number, mask, data[place - length : place].rstrip(b"\0")
+    position = 0
+    while position < len(data):
+        number, mask, _, length = _HEADER.unpack_from(data, position)
+        position += _HEADER.size + length
+        yield number, mask, data[position - length : position].rstrip(b"\0")
 
 
 @cache

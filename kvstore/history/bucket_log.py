@@ -99,7 +99,7 @@ class BucketLog:
         self._current = current
         self._latest = latest
         self._origins = origins
-        self._bucket: BucketId = handle.place.identity.bucket_id
+        self._bucket: BucketId = handle.identity.bucket_id
 
     def start(self) -> Offset:
         """The first offset that the log holds.
@@ -130,7 +130,7 @@ class BucketLog:
         bases = self._files.bases()
         bases = [base for base in bases if base < end] or bases[:1]
         return [
-            LogSegment(base, stop, paths.segment_file(self._handle.place.log, base).name)
+            LogSegment(base, stop, paths.segment_file(self._handle.paths.log, base).name)
             for base, stop in pairwise([*bases, end])
         ]
 
@@ -253,4 +253,4 @@ class BucketLog:
 def _some(given: Sequence[T], most: int) -> list[T]:
     if len(given) <= most:
         return list(given)
-    return [given[int(place)] for place in np.linspace(0, len(given) - 1, most)]
+    return [given[int(number)] for number in np.linspace(0, len(given) - 1, most)]

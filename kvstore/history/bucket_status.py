@@ -40,7 +40,7 @@ def status_of(handle: BucketHandle, *, counted: bool) -> BucketStatus:
     Raises:
         CorruptData: The index or the log is damaged.
     """
-    state, directory = handle.committed(), handle.place.directory
+    state, directory = handle.committed(), handle.paths.directory
     return BucketStatus(
         state.row_count if counted else None,
         handle.log.start(),

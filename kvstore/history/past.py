@@ -13,7 +13,7 @@ from kvstore.history.origin import Origins
 from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import End, Start
 from kvstore.read.follow import range_between
-from kvstore.request.partition import place_in
+from kvstore.request.partition import bound_in
 from logformat.ids import BucketId, Offset
 
 
@@ -50,7 +50,7 @@ class Past:
         check_start(start)
         handle = self.handles[bucket]
         now = handle.shown().applied_offset
-        first, last = place_in("start", start, bucket, self.buckets), place_in("end", end, bucket, self.buckets)
+        first, last = bound_in("start", start, bucket, self.buckets), bound_in("end", end, bucket, self.buckets)
         return (*range_between(first, last, handle.log, now), now)
 
     @contextmanager

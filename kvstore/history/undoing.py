@@ -140,5 +140,5 @@ def _part(
 
 def _rows(images: pa.StructArray) -> pa.RecordBatch:
     """The rows of one image; all columns are null where there is none."""
-    columns = [images.field(place) for place in range(images.type.num_fields)]
+    columns = [images.field(number) for number in range(images.type.num_fields)]
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(images.type)))

@@ -200,7 +200,7 @@ def in_order(index_id: int, codes: BinaryColumn, keys: BinaryColumn) -> tuple[Bi
 
 def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
     """Names of the columns of a secondary index, as they are called now."""
-    return [definition.stored.field(place).name for place in index.columns]
+    return [definition.stored.field(number).name for number in index.columns]
 
 
 def make_entries(entries: TableEntries, index: Index, grow: Callable[[], None]) -> None:

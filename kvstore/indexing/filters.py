@@ -382,8 +382,8 @@ def _metadata(message: bytes) -> Iterator[tuple[str, str]]:
     if pairs is None:
         return
     for number in range(_U32.unpack_from(message, pairs)[0]):
-        place = pairs + _U32.size * (number + 1)
-        pair = place + _U32.unpack_from(message, place)[0]
+        position = pairs + _U32.size * (number + 1)
+        pair = position + _U32.unpack_from(message, position)[0]
         yield _text(message, _slot(message, pair, _KEY)), _text(message, _slot(message, pair, _VALUE))
 
 
@@ -392,12 +392,12 @@ def _slot(message: bytes, table: int, number: int) -> int | None:
     fields = table - _I32.unpack_from(message, table)[0]
     entry = _U32.size + _U16.size * number
     offset = _U16.unpack_from(message, fields + entry)[0] if entry < _U16.unpack_from(message, fields)[0] else 0
-    place = table + offset
-    return place + _U32.unpack_from(message, place)[0] if offset else None
+    position = table + offset
+    return position + _U32.unpack_from(message, position)[0] if offset else None
 
 
-def _text(message: bytes, place: int | None) -> str:
-    if place is None:
+def _text(message: bytes, position: int | None) -> str:
+    if position is None:
         return ""
-    start = place + _U32.size
-    return message[start : start + _U32.unpack_from(message, place)[0]].decode()
+    start = position + _U32.size
+    return message[start : start + _U32.unpack_from(message, position)[0]].decode()

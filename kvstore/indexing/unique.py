@@ -162,10 +162,10 @@ def duplicate_row(definition: TableDefinition, index: SecondaryIndex, view: View
         return None
     seen: set[bytes] = set()
     for keys, rows, codes in _all_codes(definition, index, view):
-        for place in np.flatnonzero(np.isin(mix(key_sums(codes)), twice)).tolist():
-            if codes[place] in seen:
-                return keys[place], rows[place]
-            seen.add(codes[place])
+        for row in np.flatnonzero(np.isin(mix(key_sums(codes)), twice)).tolist():
+            if codes[row] in seen:
+                return keys[row], rows[row]
+            seen.add(codes[row])
     return None
 
 

@@ -13,7 +13,7 @@ from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
 from kvstore.ingest.formats import Format
 from kvstore.ingest.job import Job, checked_offset, checked_options
 from kvstore.ingest.records import Home, id_of, job_ids
-from kvstore.ingest.sources import LocalPlace, source_of
+from kvstore.ingest.sources import LocalTree, source_of
 from kvstore.meta.state import CatalogState, TableDefinition
 from logformat import paths
 from logformat.catalog.edits import CreateJob
@@ -44,7 +44,7 @@ def create(
     name = printable("name", name, JOB_NAME_BYTES_MAX)
     if format not in _FORMATS:
         raise InvalidRequest("Unknown `format`; give one of these.", given=shown(format), formats=sorted(_FORMATS))
-    place = _source(source, _FORMATS[format])
+    stored = _source(source, _FORMATS[format])
     offset = checked_offset(offset)
     chosen = checked_options(DEFAULTS, options)
 
@@ -56,7 +56,7 @@ def create(
         return CreateJob(
             table_id=definition.id,
             name=name,
-            source=place,
+            source=stored,
             format=_FORMATS[format].value,
             options=chosen,
             offset=offset,
@@ -80,10 +80,10 @@ def _remove_orphans(home: Home, state: CatalogState) -> None:
 def _source(given: str | os.PathLike[str], format: Format) -> str:
     """A source as the catalog stores it: a local one by its absolute path."""
     text = printable("source", os.fspath(given) if isinstance(given, os.PathLike) else given, SOURCE_BYTES_MAX)
-    place = source_of(text, format).place
-    if isinstance(place, LocalPlace):
-        if not Path(place.directory).exists():
-            raise InvalidRequest("There is no such directory; create it first.", path=place.directory)
-        if not Path(place.directory).is_dir():
-            raise InvalidRequest("This source is a file; give a directory or a pattern.", path=place.directory)
+    tree = source_of(text, format).tree
+    if isinstance(tree, LocalTree):
+        if not Path(tree.directory).exists():
+            raise InvalidRequest("There is no such directory; create it first.", path=tree.directory)
+        if not Path(tree.directory).is_dir():
+            raise InvalidRequest("This source is a file; give a directory or a pattern.", path=tree.directory)
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))

@@ -39,8 +39,8 @@ def files_of_task(listed: Sequence[SourceFile], job: JobStatus) -> list[SourceFi
     """
     taken: list[SourceFile] = []
     size = 0
-    for place in range(_first_after(listed, job.offset), len(listed)):
-        file = listed[place]
+    for number in range(_first_after(listed, job.offset), len(listed)):
+        file = listed[number]
         size += file.size
         if len(taken) == job.options.max_files or (taken and size > job.options.max_bytes):
             break

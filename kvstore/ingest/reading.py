@@ -164,9 +164,9 @@ class FileReader:
                 reasons[f"{each.name} is null"] = pc.and_not(rows.column(each.name).is_null(), is_delete)
         kept = np.ones(rows.num_rows, bool)
         for reason, wrong in reasons.items():
-            for place in np.flatnonzero(kept & wrong.to_numpy(zero_copy_only=False)):
-                file_rows.misfits.append(Misfit(file.path, first + int(place), reason))
-                kept[place] = False
+            for row in np.flatnonzero(kept & wrong.to_numpy(zero_copy_only=False)):
+                file_rows.misfits.append(Misfit(file.path, first + int(row), reason))
+                kept[row] = False
         kept &= ~pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.word).fill_null(False).to_numpy(zero_copy_only=False)
         file_rows.add(Changes(rows, is_delete).take(pa.array(np.flatnonzero(kept))))
 
@@ -233,7 +233,7 @@ def _check(file_rows: FileRows, broken: list[tuple[int, str]]) -> None:
 def _renumber(file_rows: FileRows, broken: list[tuple[int, str]], file: SourceFile) -> None:
     """Count the rows that could not be parsed, too: they shift the numbers of all rows after them."""
     if broken:
-        ahead = [row - place for place, (row, _) in enumerate(broken)]
+        ahead = [row - nth for nth, (row, _) in enumerate(broken)]
         misfits = [
             Misfit(file.path, each.row + bisect_right(ahead, each.row), each.reason) for each in file_rows.misfits
         ]

@@ -47,7 +47,7 @@ Opened = tuple[BinaryIO, Callable[[], SourceFile | None]]
 """A file's bytes, and a function that returns the file's current facts, which differ if it has changed."""
 
 
-class Place(Protocol):
+class FileTree(Protocol):
     """A directory of a file system, with everything below it."""
 
     def files(self) -> Iterator[SourceFile]:
@@ -68,13 +68,13 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """A place and the choice of its files; it can be pickled for other processes.
+    """A file tree and the choice of its files; it can be pickled for other processes.
 
     Attributes:
         pattern: Regular expression of paths; None for all files with a suffix of the format.
     """
 
-    place: Place
+    tree: FileTree
     format: Format
     pattern: str | None = None
 
@@ -84,7 +84,7 @@ class Source:
         Raises:
             Unavailable: The directory can't be listed, or a name is not valid text.
         """
-        files = [file for file in self.place.files() if self._is_meant(file)]
+        files = [file for file in self.tree.files() if self._is_meant(file)]
         try:
             return sorted(files, key=lambda file: order_of(file.path))
         except UnicodeEncodeError as error:
@@ -99,7 +99,7 @@ class Source:
         """
         with readable(file.path):
             try:
-                with self.place.opened(file.path) as (opened, state):
+                with self.tree.opened(file.path) as (opened, state):
                     _check(file, state())
                     yield opened
                     _check(file, state())
@@ -122,17 +122,17 @@ def source_of(given: str, format: Format) -> Source:
     """
     if "://" in given:
         url_without_credentials("source", given)
-        place, mark, parameters = given.partition("?")
-        if place.lower().startswith("file:///"):
-            base, pattern = _split(unquote(place[len("file://") :]), _WILD_IN_URL)
-            return Source(LocalPlace(base), format, pattern)
-        base, pattern = _split(place, _WILD_IN_URL)
+        url, mark, parameters = given.partition("?")
+        if url.lower().startswith("file:///"):
+            base, pattern = _split(unquote(url[len("file://") :]), _WILD_IN_URL)
+            return Source(LocalTree(base), format, pattern)
+        base, pattern = _split(url, _WILD_IN_URL)
         _store_of(base + mark + parameters)
-        return Source(RemotePlace(base + mark + parameters), format, pattern)
+        return Source(RemoteTree(base + mark + parameters), format, pattern)
     path = os.path.abspath(os.path.expanduser(given))
     # The name of an existing directory is never a pattern.
     base, pattern = (path, None) if os.path.isdir(path) else _split(path, _WILD)
-    return Source(LocalPlace(base), format, pattern)
+    return Source(LocalTree(base), format, pattern)
 
 
 def is_same(taken: SourceFile, now: SourceFile) -> bool:
@@ -163,8 +163,8 @@ def _expression(pattern: str) -> str:
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
     return "".join(
-        parts.get(token) or (token.replace("[!", "[^") if place % 2 else re.escape(token))
-        for place, token in enumerate(tokens)
+        parts.get(token) or (token.replace("[!", "[^") if nth % 2 else re.escape(token))
+        for nth, token in enumerate(tokens)
     )
 
 
@@ -188,13 +188,13 @@ def _check(file: SourceFile, now: SourceFile | None) -> None:
 
 
 @dataclass(frozen=True)
-class LocalPlace:
+class LocalTree:
     """A directory of this machine."""
 
     directory: str
 
     def files(self) -> Iterator[SourceFile]:
-        """See :class:`Place`."""
+        """See :class:`FileTree`."""
         try:
             yield from self._below("")
         except OSError as error:
@@ -206,7 +206,7 @@ class LocalPlace:
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Opened]:
-        """See :class:`Place`."""
+        """See :class:`FileTree`."""
         if self._state(path) is None:  # only a regular file is opened: a pipe would wait for its other end
             raise FileNotFoundError(path)
         with Path(self.directory, path).open("rb") as file:
@@ -240,7 +240,7 @@ class LocalPlace:
 
 
 @dataclass(frozen=True)
-class RemotePlace:
+class RemoteTree:
     """Objects of an object store below a URL, such as ``s3://bucket/in``.
 
     Credentials and endpoints come from the environment, as obstore documents.
@@ -249,7 +249,7 @@ class RemotePlace:
     url: str
 
     def files(self) -> Iterator[SourceFile]:
-        """See :class:`Place`."""
+        """See :class:`FileTree`."""
         try:
             for page in obstore.list(_store_of(self.url)):
                 for object in page:
@@ -264,7 +264,7 @@ class RemotePlace:
 
     @contextmanager
     def opened(self, path: str) -> Iterator[Opened]:
-        """See :class:`Place`; the whole object is read at once, because each read is a request."""
+        """See :class:`FileTree`; the whole object is read at once, because each read is a request."""
         try:
             answer = obstore.get(_store_of(self.url), path)
             state, data = _source_file(path, answer.meta), answer.bytes()

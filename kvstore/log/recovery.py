@@ -44,33 +44,33 @@ def find_end(directory: Path, identity: LogIdentity, synced: LogEnd | None, file
     start, bases = log.start(), log.bases()
     if synced is None and log.segment(start).head.previous_base != NO_OFFSET:
         raise _missing(directory, log.segment(start).head.previous_base, Offset(0))
-    place = synced or LogEnd(start, Position(segment.HEAD_BYTES), start)
-    if place.base not in bases:
-        raise _missing(directory, place.base, place.offset)
-    for following in bases[bases.index(place.base) + 1 :]:
+    end = synced or LogEnd(start, Position(segment.HEAD_BYTES), start)
+    if end.base not in bases:
+        raise _missing(directory, end.base, end.offset)
+    for following in bases[bases.index(end.base) + 1 :]:
         # A sealed segment was durable as a whole before the next one began.
         stop = log.segment(following).head.previous_end
-        while place.position != stop:
-            place = _step(log, place)
-        if place.offset != following:
-            raise _missing(directory, place.offset, place.offset)
-        place = LogEnd(following, Position(segment.HEAD_BYTES), following)
-    last = log.segment(place.base)
-    if place.position > last.size:
+        while end.position != stop:
+            end = _step(log, end)
+        if end.offset != following:
+            raise _missing(directory, end.offset, end.offset)
+        end = LogEnd(following, Position(segment.HEAD_BYTES), following)
+    last = log.segment(end.base)
+    if end.position > last.size:
         raise CorruptBatch(
             "The log is shorter than its durable part; run `kvstore check`.",
             path=last.path,
             position=last.size,
-            offset=place.offset,
+            offset=end.offset,
         )
-    while place.position < last.size:
+    while end.position < last.size:
         try:
-            place = _step(log, place)
+            end = _step(log, end)
         except CorruptBatch:
-            if was_durable_beyond(last, place.position, identity, place.offset):
+            if was_durable_beyond(last, end.position, identity, end.offset):
                 raise
             break
-    return place
+    return end
 
 
 def create(directory: Path, identity: LogIdentity, files: Files) -> None:
@@ -101,8 +101,8 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
         # died before it did.
         start = synced.position if synced is not None and synced.base == end.base else segment.HEAD_BYTES
         tail = LogFiles(directory, identity, files).segment(end.base).bytes_from(Position(start))
-        for place in range(0, len(tail), _PIECE_BYTES):
-            files.write(descriptor, [memoryview(bytes(tail[place : place + _PIECE_BYTES]))], start + place)
+        for position in range(0, len(tail), _PIECE_BYTES):
+            files.write(descriptor, [memoryview(bytes(tail[position : position + _PIECE_BYTES]))], start + position)
         files.sync(descriptor)
         files.sync_directory(directory)
     finally:
@@ -113,8 +113,8 @@ def prepare(directory: Path, identity: LogIdentity, synced: LogEnd | None, files
     return end
 
 
-def _step(log: LogFiles, place: LogEnd) -> LogEnd:
-    return log.segment(place.base).batch_at(place.position, place.offset).after
+def _step(log: LogFiles, end: LogEnd) -> LogEnd:
+    return log.segment(end.base).batch_at(end.position, end.offset).after
 
 
 def _missing(directory: Path, base: Offset, offset: Offset) -> CorruptBatch:

@@ -56,12 +56,12 @@ def head_at(base: Offset, identity: LogIdentity, previous: LogEnd | None = None)
     return SegmentHead(identity.store_id, identity.table_id, identity.bucket_id, base, *before)
 
 
-def end_after(place: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
+def end_after(end: LogEnd, batches: Sequence[EncodedBatch]) -> LogEnd:
     """End of batches that were written from a position on."""
     if not batches:
-        return place
-    position = Position(place.position + sum([batch.size for batch in batches]))
-    return LogEnd(place.base, position, batches[-1].next_offset)
+        return end
+    position = Position(end.position + sum([batch.size for batch in batches]))
+    return LogEnd(end.base, position, batches[-1].next_offset)
 
 
 class SegmentWriter:
@@ -240,10 +240,10 @@ class SparseIndexWriter:
                 self._last = position
             position = Position(position + batch.size)
         if entries and self._descriptor >= 0:
-            place = Position(sparse_index.HEAD_BYTES + self._entries * sparse_index.ENTRY_BYTES)
+            index_end = Position(sparse_index.HEAD_BYTES + self._entries * sparse_index.ENTRY_BYTES)
             encoded = memoryview(b"".join(map(sparse_index.encode_entry, entries)))
             try:
-                self._files.write(self._descriptor, [encoded], place)
+                self._files.write(self._descriptor, [encoded], index_end)
                 self._entries += len(entries)
             except OSError:
                 self.close()

@@ -171,8 +171,8 @@ class Segment:
         """The rest of the file from each place on at which a batch of magic 3 may begin."""
         self._extend()
         with open_file(self.path, self._files) as file:
-            for place in places_of_batches(file.fileno(), position, len(self._map)):
-                yield self._map[place:]
+            for start in places_of_batches(file.fileno(), position, len(self._map)):
+                yield self._map[start:]
 
     def sparse_index(self) -> list[sparse_index.Entry]:
         """What the sparse index says; it may be wrong."""
@@ -338,23 +338,23 @@ class LogFiles:
         """
         if start < end:
             base = self._base_of(start)
-            place = self._reached
-            if place is None or place.offset != start:
+            begin = self._reached
+            if begin is None or begin.offset != start:
                 expected, position = self._near(base, start)
-                place = LogEnd(base, position, expected)
-            yield from self._batches(place, start, end, counts_only)
+                begin = LogEnd(base, position, expected)
+            yield from self._batches(begin, start, end, counts_only)
 
     def rest(self) -> None:
         """Close the files until there is more to read, which goes on where the last batch ended."""
         self._open.clear()
 
-    def batches_at(self, place: LogEnd, end: Offset) -> Iterator[FoundBatch]:
+    def batches_at(self, begin: LogEnd, end: Offset) -> Iterator[FoundBatch]:
         """Batches from a known place on, up to an offset; raises what :meth:`batches` raises."""
-        if place.offset < end:
-            self._base_of(place.offset)
-            yield from self._batches(place, place.offset, end, counts_only=False)
+        if begin.offset < end:
+            self._base_of(begin.offset)
+            yield from self._batches(begin, begin.offset, end, counts_only=False)
 
-    def place(self, offset: Offset) -> LogEnd:
+    def position_of(self, offset: Offset) -> LogEnd:
         """Where the batch begins that has an offset as its first, or where the log ends with it.
 
         Raises:
@@ -363,15 +363,15 @@ class LogFiles:
         """
         base = self._base_of(offset)
         expected, position = self._near(base, offset)
-        place = LogEnd(base, position, expected)
-        for batch in self._batches(place, expected, offset, counts_only=True):
-            place = batch.after
-        if place.offset != offset:
+        reached = LogEnd(base, position, expected)
+        for batch in self._batches(reached, expected, offset, counts_only=True):
+            reached = batch.after
+        if reached.offset != offset:
             raise CorruptBatch("No batch of a log begins where it should; run `kvstore check`.", offset=offset)
-        return place
+        return reached
 
-    def _batches(self, place: LogEnd, start: Offset, end: Offset, counts_only: bool) -> Iterator[FoundBatch]:
-        base, position, expected = place
+    def _batches(self, begin: LogEnd, start: Offset, end: Offset, counts_only: bool) -> Iterator[FoundBatch]:
+        base, position, expected = begin
         while expected < end:
             if end == OFFSET_MAX:
                 self._look(base, position, expected)
@@ -512,18 +512,18 @@ class LogFiles:
         return self.segment(base).batch_at(position, expected, counts_only=counts_only), base
 
     def _following(self, base: Offset, position: Position) -> Offset | None:
-        place = bisect_right(self._bases, base)
+        number = bisect_right(self._bases, base)
         # Segments exist before any reader learns of their offsets. Only a reader with an end that is too far reaches
         # the end of the last known segment, and by then there may be another one.
-        if place == len(self._bases) and position >= self.segment(base).size:
-            place = bisect_right(self.bases(), base)
-        return self._bases[place] if place < len(self._bases) else None
+        if number == len(self._bases) and position >= self.segment(base).size:
+            number = bisect_right(self.bases(), base)
+        return self._bases[number] if number < len(self._bases) else None
 
     def _base_of(self, offset: Offset) -> Offset:
-        place = bisect_right(self.bases(), offset)
-        if not place:
+        number = bisect_right(self.bases(), offset)
+        if not number:
             raise self._out_of_range(offset)
-        return self._bases[place - 1]
+        return self._bases[number - 1]
 
     def _out_of_range(self, offset: Offset) -> OffsetOutOfRange:
         return OffsetOutOfRange(

@@ -199,7 +199,7 @@ class TableDefinition:
 @lru_cache(maxsize=256)
 def _named_as(now: TableDefinition, earlier: TableDefinition) -> TableDefinition:
     added = range(len(earlier.stored), len(now.stored))
-    fields = [*earlier.stored, *(now.stored.field(place).with_name(schemas.dropped_name(place)) for place in added)]
+    fields = [*earlier.stored, *(now.stored.field(number).with_name(schemas.dropped_name(number)) for number in added)]
     then = earlier.options
     return replace(
         now,

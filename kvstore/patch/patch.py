@@ -137,7 +137,7 @@ class Patch:
         rows = rows.filter(pc.not_equal(rows.column("what"), STAY))
         removed = pc.equal(rows.column("what"), DELETE)
         image = pc.if_else(removed, rows.column("before"), rows.column("after"))
-        columns = [image.field(place) for place in range(image.type.num_fields)]
+        columns = [image.field(number) for number in range(image.type.num_fields)]
         return Changes(pa.RecordBatch.from_arrays(columns, schema=pa.schema(list(image.type))), removed)
 
     @property

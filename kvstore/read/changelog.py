@@ -105,22 +105,22 @@ def changelog_schema(definition: TableDefinition, columns: Sequence[str] | None 
     return pa.schema([whole.field(name) for name in columns])
 
 
-def offset_of(name: Literal["start", "end"], place: Start | End, log: LogReads, now: Offset) -> Offset:
+def offset_of(name: Literal["start", "end"], bound: Start | End, log: LogReads, now: Offset) -> Offset:
     """The offset at which a changelog starts or before which it ends; ``full`` is not an offset.
 
     Raises:
-        InvalidRequest: ``place`` is not a position in a log.
+        InvalidRequest: ``bound`` is not a position in a log.
         OffsetOutOfRange: The log does not have it.
     """
-    if isinstance(place, str):
-        if place == "latest":
+    if isinstance(bound, str):
+        if bound == "latest":
             return now
-        if place == "earliest" and name == "start":
+        if bound == "earliest" and name == "start":
             return log.start()
-    elif isinstance(place, dt.datetime):
-        return log.first_at_or_after(milliseconds(place), now)
-    elif isinstance(place, (Mapping, SupportsIndex)):
-        offset = one_offset(name, place)
+    elif isinstance(bound, dt.datetime):
+        return log.first_at_or_after(milliseconds(bound), now)
+    elif isinstance(bound, (Mapping, SupportsIndex)):
+        offset = one_offset(name, bound)
         if log.start() <= offset <= now:
             return offset
         raise OffsetOutOfRange(
@@ -129,20 +129,20 @@ def offset_of(name: Literal["start", "end"], place: Start | End, log: LogReads, 
             log_start=log.start(),
             log_end=now,
         )
-    raise InvalidRequest(_PLACES[name], **{name: shown(place)})
+    raise InvalidRequest(_PLACES[name], **{name: shown(bound)})
 
 
-def one_offset(name: str, place: Any) -> Offset:
+def one_offset(name: str, bound: Any) -> Offset:
     """The offset of a table's only bucket, given alone or by bucket.
 
     Raises:
         InvalidRequest: It is neither.
     """
-    if isinstance(place, Mapping):
-        if set(place) != {0}:
-            raise InvalidRequest("Give an offset for each bucket of the table.", given=shown(place), buckets=1)
-        place = place[0]
-    return Offset(integer(name, place))
+    if isinstance(bound, Mapping):
+        if set(bound) != {0}:
+            raise InvalidRequest("Give an offset for each bucket of the table.", given=shown(bound), buckets=1)
+        bound = bound[0]
+    return Offset(integer(name, bound))
 
 
 def milliseconds(time: dt.datetime) -> int:

@@ -59,23 +59,23 @@ class _Parser:
         self._tokens: list[tuple[str, str, int]] = []
         self._next = 0
         self._depth = 0
-        place = 0
-        while text[place:].strip():
-            match = _TOKEN.match(text, place)
+        position = 0
+        while text[position:].strip():
+            match = _TOKEN.match(text, position)
             if match is None:
-                place += len(text[place:]) - len(text[place:].lstrip())
-                self._refuse(place, "This can't be read")
+                position += len(text[position:]) - len(text[position:].lstrip())
+                self._refuse(position, "This can't be read")
             kind = match.lastgroup or ""
             value, start = match[kind], match.start(kind)
             if kind == "word" and value.lower() in _KEYWORDS:
                 kind, value = "keyword", value.lower()
             self._tokens.append((kind, value, start))
-            place = match.end()
+            position = match.end()
 
     def whole(self) -> pc.Expression:
         condition = self._any()
         if self._next < len(self._tokens):
-            self._refuse(self._place(), "Here `and` or `or` is expected")
+            self._refuse(self._position(), "Here `and` or `or` is expected")
         return condition
 
     def _any(self) -> pc.Expression:
@@ -93,7 +93,7 @@ class _Parser:
     def _one(self) -> pc.Expression:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            self._refuse(self._place(), "The condition is nested too deeply here")
+            self._refuse(self._position(), "The condition is nested too deeply here")
         if self._takes("keyword", "not"):
             condition = ~self._one()
         elif self._takes("sign", "("):
@@ -123,12 +123,12 @@ class _Parser:
             return ~listed & value.is_valid() if negated else listed
         if self._takes("keyword", "like"):
             if not pa.types.is_string(column.type):
-                self._refuse(self._place(), f"`like` is for text, and column {column.name} is {column.type}")
+                self._refuse(self._position(), f"`like` is for text, and column {column.name} is {column.type}")
             matched = pc.match_like(value, self._value(column).as_py())
             return ~matched if negated else matched
-        kind, sign, place = self._token()
+        kind, sign, position = self._token()
         if negated or kind != "sign" or sign in "(),":
-            self._refuse(place, "Here =, !=, <, <=, >, >=, `in (...)`, `like` or `is null` is expected")
+            self._refuse(position, "Here =, !=, <, <=, >, >=, `in (...)`, `like` or `is null` is expected")
         self._next += 1
         other = self._value(column)
         match _COMPARED.get(sign, sign):
@@ -146,25 +146,25 @@ class _Parser:
                 return value >= other
 
     def _column(self) -> pa.Field:
-        kind, word, place = self._token()
+        kind, word, position = self._token()
         if kind not in ("word", "quoted"):
-            self._refuse(place, "Here the name of a column is expected")
+            self._refuse(position, "Here the name of a column is expected")
         name = word[1:-1].replace('""', '"') if kind == "quoted" else word
         if name not in self._schema.names:
-            self._refuse(place, f"There is no column {name}; columns are {', '.join(self._schema.names)}")
+            self._refuse(position, f"There is no column {name}; columns are {', '.join(self._schema.names)}")
         self._next += 1
         return self._schema.field(name)
 
     def _value(self, column: pa.Field) -> pa.Scalar:
-        kind, word, place = self._token()
+        kind, word, position = self._token()
         is_text = not (_is_number(column.type) or pa.types.is_boolean(column.type))
         if kind == "text":
             word = word[1:-1].replace("''", "'")
         elif kind not in ("number", "keyword") or (kind == "keyword" and word not in ("true", "false")):
             hint = "text goes in single quotes" if kind in ("word", "quoted") else "`is null` finds nulls"
-            self._refuse(place, f"Here a value is expected; {hint}")
+            self._refuse(position, f"Here a value is expected; {hint}")
         elif is_text:
-            self._refuse(place, f"Column {column.name} is {column.type}, so the value goes in single quotes")
+            self._refuse(position, f"Column {column.name} is {column.type}, so the value goes in single quotes")
         try:
             (value,) = from_text(pa.array([word], pa.string()), column.type)
         except (*MISFITS, SchemaMismatch) as error:
@@ -181,7 +181,7 @@ class _Parser:
     def _token(self) -> tuple[str, str, int]:
         return self._tokens[self._next] if self._next < len(self._tokens) else ("end", "", len(self._text))
 
-    def _place(self) -> int:
+    def _position(self) -> int:
         return self._token()[2]
 
     def _takes(self, kind: str, word: str) -> bool:
@@ -191,12 +191,12 @@ class _Parser:
 
     def _expect(self, kind: str, word: str) -> None:
         if not self._takes(kind, word):
-            self._refuse(self._place(), f"Here `{word}` is expected")
+            self._refuse(self._position(), f"Here `{word}` is expected")
 
-    def _refuse(self, place: int, what: str) -> NoReturn:
+    def _refuse(self, position: int, what: str) -> NoReturn:
         raise InvalidRequest(
             f"{what}: a condition is such as \"n > 3 and name = 'x'\".",
-            at=repr(self._text[place:]) if place < len(self._text) else "the end",
+            at=repr(self._text[position:]) if position < len(self._text) else "the end",
         )
 
 

@@ -161,28 +161,28 @@ class ChangeReader:
         yield from self._changes(span, state, log)
 
     def _changes(self, span: Span, state: IndexState, log: LogReads) -> Iterator[pa.RecordBatch | None]:
-        place = span.start
+        reached = span.start
         while True:
             now = state.applied_offset
             end = now if span.end is None else min(now, span.end)
             definition = self.current()  # read after `now`, so that it has the schemas of all committed changes
-            if place < end:
-                batches = span.of(log, place, end)
+            if reached < end:
+                batches = span.of(log, reached, end)
                 yield from changes_between(
-                    *(batches, definition, state.bucket_id, place, end, self.columns),
+                    *(batches, definition, state.bucket_id, reached, end, self.columns),
                     whole_updates=self.whole_updates,
                     selection=self.selection,
                 )
             if end == span.end or (span.until is not None and state.last_timestamp >= span.until):
                 return
-            place = end
+            reached = end
             log.rest()
             yield None  # other readers may take their turn
             state = self.bucket.committed()
-            if state.applied_offset < place:
+            if state.applied_offset < reached:
                 raise OffsetOutOfRange(
                     "The log ends before an offset that was already read; was an older copy restored?",
-                    offset=place,
+                    offset=reached,
                     log_end=state.applied_offset,
                 )
 

@@ -123,16 +123,16 @@ def offsets_where(
         len(marks) + 1: _Moment(end, end, last_timestamp),
     }
 
-    def moment(place: int) -> _Moment | None:
-        if place not in known and (header_there := log.marked(marks[place - 1])) is not None:
-            known[place] = _Moment(
+    def moment(number: int) -> _Moment | None:
+        if number not in known and (header_there := log.marked(marks[number - 1])) is not None:
+            known[number] = _Moment(
                 header_there.header.base_offset, header_there.header.base_offset, header_there.header.commit_timestamp
             )
-        return known.get(place)
+        return known.get(number)
 
     def possible(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
         guarantees = [_guarantee(bucket, known[first], known[last], back) for first, last in parts]
-        return [parts[place] for place in possible_places(guarantees, schema, filter)]
+        return [parts[number] for number in possible_places(guarantees, schema, filter)]
 
     ranges = possible([(0, len(marks) + 1)])
     done: list[tuple[int, int]] = []
@@ -196,8 +196,8 @@ def _possible(ranges: Sequence[tuple[bytes, bytes]], definition: TableDefinition
     fields = [pc.field(name) for name in layout.key_names]
     lows, highs = (layout.keys.decode(BinaryColumn.from_list(list(keys))) for keys in zip(*ranges, strict=True))
     guarantees = list(map(_between, repeat(fields), zip(*lows, strict=True), zip(*highs, strict=True)))
-    places = set(possible_places(guarantees, definition.schema, filter))
-    return [place in places for place in range(len(ranges))]
+    numbers = set(possible_places(guarantees, definition.schema, filter))
+    return [number in numbers for number in range(len(ranges))]
 
 
 def _between(fields: Sequence[pc.Expression], low: Sequence[pa.Scalar], high: Sequence[pa.Scalar]) -> pc.Expression:
@@ -221,8 +221,8 @@ def possible_places(guarantees: Sequence[pc.Expression], schema: pa.Schema, filt
     # Arrow prunes the fragments of a dataset by their guarantees, without opening the files, which do not exist.
     format, files = ds.ParquetFileFormat(), LocalFileSystem()
     parts = [
-        format.make_fragment(str(place), files, partition_expression=guarantee)
-        for place, guarantee in enumerate(guarantees)
+        format.make_fragment(str(number), files, partition_expression=guarantee)
+        for number, guarantee in enumerate(guarantees)
     ]
     dataset = ds.FileSystemDataset(parts, schema, format, files)
     try:

@@ -247,8 +247,8 @@ def merged(
 def _cut(keys: BinaryColumn, nearest: bytes, *, reverse: bool) -> int:
     """Number of keys up to one of them, in the order of a scan."""
     if reverse:
-        return bisect_left(range(len(keys)), True, key=lambda place: keys[place] < nearest)
-    return bisect_left(range(len(keys)), True, key=lambda place: keys[place] > nearest)
+        return bisect_left(range(len(keys)), True, key=lambda number: keys[number] < nearest)
+    return bisect_left(range(len(keys)), True, key=lambda number: keys[number] > nearest)
 
 
 def _in_order(parts: list[tuple[pa.RecordBatch, BinaryColumn]], *, reverse: bool) -> pa.RecordBatch:

@@ -254,19 +254,19 @@ def keys_within(keys: BinaryColumn, within: KeyRange) -> BinaryColumn:
     return keys.slice(low, len(keys) if within.stop is None else bisect_left(keys, within.stop, low))
 
 
-def offset_as_of(place: int | Mapping[int, int] | dt.datetime, log: LogReads, now: Offset) -> Offset:
+def offset_as_of(bound: int | Mapping[int, int] | dt.datetime, log: LogReads, now: Offset) -> Offset:
     """The offset of an earlier state: an offset as it is; for a time, of the first commit at or after it.
 
     Raises:
         InvalidRequest: It is neither.
         OffsetOutOfRange: The log does not reach back to the time.
     """
-    if not isinstance(place, dt.datetime):
-        return one_offset("as_of", place)
-    offset = log.first_at_or_after(milliseconds(place), now)
+    if not isinstance(bound, dt.datetime):
+        return one_offset("as_of", bound)
+    offset = log.first_at_or_after(milliseconds(bound), now)
     if 0 < offset < now and offset == log.start():
         # The removed part of the log may have commits of that time or later.
-        raise OffsetOutOfRange("The log does not reach back to this time.", as_of=place, log_start=offset)
+        raise OffsetOutOfRange("The log does not reach back to this time.", as_of=bound, log_start=offset)
     return offset
 
 

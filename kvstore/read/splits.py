@@ -73,7 +73,7 @@ class Splits:
         if filter is None:
             return [(start, end)]
         handle = self._handle
-        bucket, timestamp = BucketId(handle.place.identity.bucket_id), handle.committed().last_timestamp
+        bucket, timestamp = BucketId(handle.identity.bucket_id), handle.committed().last_timestamp
         return offsets_where(handle.log, schema, filter, bucket, start, end, timestamp)
 
     def change_extent(self, start: Offset, end: Offset) -> tuple[int, Offset | None, Offset | None]:
@@ -233,6 +233,6 @@ class Splits:
         definition = self._current()
         known = set(definition.schema.names)
         names = [name for name in columns if name in known] or definition.primary_key
-        bucket = BucketId(self._handle.place.identity.bucket_id)
+        bucket = BucketId(self._handle.identity.bucket_id)
         rows = self.rows(keys, names, as_of=as_of)
         return inserts_of(rows, definition, bucket, Offset(as_of), timestamp, columns)

@@ -83,7 +83,7 @@ class BucketRepair:
         source: Source | None,
     ) -> None:
         self._handle = handle
-        self._place = handle.place
+        self._paths = handle.paths
         self._definition = definition
         self._bucket = bucket
         self._options = options
@@ -141,12 +141,12 @@ class BucketRepair:
 
     def _repair_log(self, *, accepts_loss: bool) -> None:
         evidence = self._gather_evidence()
-        log_repair = LogRepair(self._place, evidence, self._files, self._quarantine, self._source)
+        log_repair = LogRepair(self._paths, evidence, self._files, self._quarantine, self._source)
         log = log_repair.repair()
         if accepts_loss and log.holes and log.holes[-1].is_unknown_end:
             self._done.gone.append(str(log.holes[-1]))
             evidence.accepts_unknown_end = True
-            log_repair = LogRepair(self._place, evidence, self._files, self._quarantine, self._source)
+            log_repair = LogRepair(self._paths, evidence, self._files, self._quarantine, self._source)
             log = log_repair.repair()
         self._done.repaired += log.repaired
         if log.holes and not accepts_loss:
@@ -169,7 +169,7 @@ class BucketRepair:
         """Continue without what is in the holes of the log, so that as little as possible is lost."""
         self._rebuild_from_newest_snapshot(log, evidence)
         with self._index() as index:
-            loss = AcceptedLoss(self._place, log_repair, log, evidence, self._files, self._quarantine)
+            loss = AcceptedLoss(self._paths, log_repair, log, evidence, self._files, self._quarantine)
             state = self._valid_state(index)
             hole = log.holes[0].start
             truncates = state is None or state.applied_offset <= hole or self._keeps_more_before(log, evidence, state)
@@ -181,7 +181,7 @@ class BucketRepair:
                 raise CorruptData(
                     "No valid snapshot has the changes before the log: give a replica by --from, or restore the store"
                     " from a copy.",
-                    path=self._place.directory,
+                    path=self._paths.directory,
                 )
             if state is not None and not truncates:
                 applied = state.applied_offset
@@ -195,17 +195,17 @@ class BucketRepair:
             # Until this snapshot exists, only the index has the rows of before; an older snapshot of the same offset
             # may have a place in the log that is no longer right.
             self._remove_damaged_snapshots()
-            same_offset = paths.snapshot_directory(self._place.directory, state.applied_offset)
+            same_offset = paths.snapshot_directory(self._paths.directory, state.applied_offset)
             if same_offset.exists():
                 self._quarantine.move(same_offset)
             self._take_snapshot()
             if loss.begins_new_segment:  # older snapshots continue in segments that are removed
-                for offset in snapshot.offsets(self._place.directory):
+                for offset in snapshot.offsets(self._paths.directory):
                     if offset != state.applied_offset:
-                        self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
+                        self._quarantine.move(paths.snapshot_directory(self._paths.directory, offset))
             loss.remove_history()
         self._source, self._shipped_end = None, 0
-        again = LogRepair(self._place, self._gather_evidence(), self._files, self._quarantine).repair()
+        again = LogRepair(self._paths, self._gather_evidence(), self._files, self._quarantine).repair()
         if again.holes:
             self._done.left += list(self._describe_holes(again))
 
@@ -221,13 +221,13 @@ class BucketRepair:
             if taken.offset <= reached:
                 return
             try:
-                load_snapshot(self._place, taken, self._definition, self._options, self._files)
+                load_snapshot(self._paths, taken, self._definition, self._options, self._files)
             except DAMAGE:
                 self._damaged_snapshots.append(taken.offset)
                 continue
-            if self._place.index.exists():
-                self._quarantine.move(self._place.index)
-            put_in_place(self._place, self._files)
+            if self._paths.index.exists():
+                self._quarantine.move(self._paths.index)
+            put_in_place(self._paths, self._files)
             self._done.repaired.append(f"the index was rebuilt from the snapshot at offset {taken.offset}")
             return
 
@@ -255,9 +255,9 @@ class BucketRepair:
         """What index, snapshots, sparse indexes and replicas say about the log."""
         evidence = LogEvidence(has_valid_index=self._has_valid_index)
         self._damaged_snapshots = []
-        for offset in reversed(snapshot.offsets(self._place.directory)):
+        for offset in reversed(snapshot.offsets(self._paths.directory)):
             try:
-                taken = snapshot.read(self._place.directory, self._place.identity, offset)
+                taken = snapshot.read(self._paths.directory, self._paths.identity, offset)
                 evidence.bases.add(taken.log_end.base)
                 evidence.durable_end = max(evidence.durable_end, taken.offset)
                 taken.verify()
@@ -280,7 +280,7 @@ class BucketRepair:
     def _end_in_sparse_indexes(self) -> Offset:
         """The offset after the last batch that a sparse index lists: a batch is listed only once it is durable."""
         end = Offset(0)
-        for path in self._place.log.glob("*.index"):
+        for path in self._paths.log.glob("*.index"):
             entries = read_sparse_index(path, self._files)
             # The first batch of a segment is always listed.
             if entries and entries[0][::2] == (paths.sparse_index_base(path.name), HEAD_BYTES):
@@ -294,7 +294,7 @@ class BucketRepair:
                 with index.view() as view:
                     yield view.state()
                 return
-        data = self._place.index / LMDB_FILES[0]
+        data = self._paths.index / LMDB_FILES[0]
         if not data.is_file():
             return
         # What a state record with a valid checksum says of the log was true, even in a damaged file.
@@ -306,7 +306,7 @@ class BucketRepair:
 
     @contextmanager
     def _index(self) -> Iterator[Index | None]:
-        index = usable_index(self._place, self._options, self._files)
+        index = usable_index(self._paths, self._options, self._files)
         try:
             yield index
         finally:
@@ -317,7 +317,7 @@ class BucketRepair:
         """Complete a merge that its process left halfway, if the log has its changes; else the index is not valid."""
         with suppress(*DAMAGE):
             if self._is_merging():
-                open_merged(self._place, self._definition, self._options, self._files, self._clock).close()
+                open_merged(self._paths, self._definition, self._options, self._files, self._clock).close()
 
     def _is_merging(self) -> bool:
         with self._index() as index:
@@ -346,7 +346,7 @@ class BucketRepair:
             return self._valid_state(index) is not None
 
     def _log_start(self) -> Offset:
-        return LogFiles(self._place.log, self._place.identity).start()
+        return LogFiles(self._paths.log, self._paths.identity).start()
 
     def _can_rebuild_index(self) -> bool:
         start = self._log_start()
@@ -360,18 +360,18 @@ class BucketRepair:
                 raise CorruptData(
                     "The index of a bucket is lost, and so is every snapshot from which its log continues: give a"
                     " replica by --from, or restore index/ or snapshots/ from a copy.",
-                    path=self._place.directory,
+                    path=self._paths.directory,
                     log_start=self._log_start(),
                 )
-            if self._place.index.exists():
-                self._quarantine.move(self._place.index)
+            if self._paths.index.exists():
+                self._quarantine.move(self._paths.index)
         self._recover()
         if not is_usable:
             self._done.repaired.append("the index was damaged or missing: rebuilt")
 
     def _recover(self) -> None:
         """Recover the bucket as its next writer would."""
-        open_merged(self._place, self._definition, self._options, self._files, self._clock).close()
+        open_merged(self._paths, self._definition, self._options, self._files, self._clock).close()
 
     def _repair_snapshots(self) -> None:
         is_covered = self._gather_evidence().has_snapshot_for(self._log_start())
@@ -379,7 +379,7 @@ class BucketRepair:
             raise CorruptData(
                 "A bucket has neither a valid snapshot nor a valid index: give a replica by --from, or restore"
                 " snapshots/ from a copy.",
-                path=self._place.directory,
+                path=self._paths.directory,
             )
         self._remove_damaged_snapshots()
         if not is_covered:
@@ -387,16 +387,16 @@ class BucketRepair:
 
     def _remove_damaged_snapshots(self) -> None:
         for offset in self._damaged_snapshots:
-            self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
+            self._quarantine.move(paths.snapshot_directory(self._paths.directory, offset))
             self._done.repaired.append(f"the snapshot at offset {offset} was damaged: moved to the quarantine")
         self._damaged_snapshots = []
 
     def _take_snapshot(self) -> Offset:
         with self._index() as index:
             if index is None:
-                raise CorruptData("The index of a bucket can't be read.", path=self._place.index)
+                raise CorruptData("The index of a bucket can't be read.", path=self._paths.index)
             taken = snapshot.take(
-                *(self._place.directory, self._place.identity, index.view, lambda: self._definition, self._files),
+                *(self._paths.directory, self._paths.identity, index.view, lambda: self._definition, self._files),
                 now_ms=self._clock.now_ms(),
             )
             return taken.offset
@@ -413,10 +413,10 @@ class BucketRepair:
             if not self._can_rebuild_index():
                 return
             if with_snapshots:
-                for offset in snapshot.offsets(self._place.directory):
-                    self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
-            if self._place.index.exists():
-                self._quarantine.move(self._place.index)
+                for offset in snapshot.offsets(self._paths.directory):
+                    self._quarantine.move(paths.snapshot_directory(self._paths.directory, offset))
+            if self._paths.index.exists():
+                self._quarantine.move(self._paths.index)
             self._recover()
         except DAMAGE as error:
             self._done.left.append(str(error))

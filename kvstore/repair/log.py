@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.disk.files import Files, names_in
 from kvstore.errors import CorruptData
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at, publish, temporary_file
@@ -60,25 +60,25 @@ class LogRepair:
     """Repairs one log.
 
     Args:
-        place: The bucket; its directory exists.
+        bucket: The bucket; its directory exists.
         evidence: What is known of the log from elsewhere.
         source: A replica, if there is one.
     """
 
     def __init__(
         self,
-        place: BucketPlace,
+        bucket: BucketPaths,
         evidence: LogEvidence,
         files: Files,
         quarantine: Quarantine,
         source: Source | None = None,
     ) -> None:
-        self._place = place
+        self._paths = bucket
         self._evidence = evidence
         self._files = files
         self._quarantine = quarantine
         self._source = source
-        self._stream = Stream(place.identity.table_id, place.identity.bucket_id)
+        self._stream = Stream(bucket.identity.table_id, bucket.identity.bucket_id)
         self._segments: dict[Offset, ScannedSegment] = {}
         self._valid: dict[Offset, PlacedBatch] = {}
         """Valid batches of segments to rewrite, by base offset."""
@@ -96,11 +96,11 @@ class LogRepair:
             Unavailable: The replica can't be reached.
             OSError: The disk refuses.
         """
-        names = names_in(self._place.log)
-        if not self._place.log.is_dir():
-            self._files.make_directory(self._place.log)
+        names = names_in(self._paths.log)
+        if not self._paths.log.is_dir():
+            self._files.make_directory(self._paths.log)
         for base in sorted(base for name in names if (base := paths.segment_base(name)) is not None):
-            self._segments[base] = scan_segment(self._place.log, base, self._place.identity)
+            self._segments[base] = scan_segment(self._paths.log, base, self._paths.identity)
         sparse_bases = {base for name in names if (base := paths.sparse_index_base(name)) is not None}
         bases = self._log.bases = self._find_bases(sparse_bases)
         self._collect_batches(bases)
@@ -114,9 +114,9 @@ class LogRepair:
             OSError: The disk refuses.
         """
         for path in (
-            paths.segment_file(self._place.log, base),
-            paths.sparse_index_file(self._place.log, base),
-            paths.writers_file(self._place.log, base),
+            paths.segment_file(self._paths.log, base),
+            paths.sparse_index_file(self._paths.log, base),
+            paths.writers_file(self._paths.log, base),
         ):
             if path.exists():
                 self._quarantine.move(path)
@@ -134,7 +134,7 @@ class LogRepair:
             CorruptData, Unavailable, OSError: See :meth:`repair`.
         """
         self._collect_batches(self._log.bases, all_from=offset)
-        self._rewrite(offset, stop, head_at(offset, self._place.identity))
+        self._rewrite(offset, stop, head_at(offset, self._paths.identity))
 
     def truncate_at(self, base: Offset, offset: Offset) -> None:
         """Rewrite a segment up to an offset, where the log is to end.
@@ -152,7 +152,7 @@ class LogRepair:
 
     def end_in(self, base: Offset, offset: Offset) -> LogEnd:
         """The end of a segment's file as it is now, or the place of an offset if that comes first."""
-        return _content(base, scan_segment(self._place.log, base, self._place.identity), offset).end
+        return _content(base, scan_segment(self._paths.log, base, self._paths.identity), offset).end
 
     def _rewrite(self, base: Offset, stop: Offset | None, head: SegmentHead | None) -> None:
         assert head is not None
@@ -160,10 +160,10 @@ class LogRepair:
         self._publish(base)
 
     def _publish(self, base: Offset) -> None:
-        path = paths.segment_file(self._place.log, base)
+        path = paths.segment_file(self._paths.log, base)
         if path.exists():
             self._quarantine.copy(path)
-        publish(self._place.log, base, self._files)
+        publish(self._paths.log, base, self._files)
 
     def _find_bases(self, sparse_bases: set[Offset]) -> list[Offset]:
         """Base offsets of all segments, also of those that are missing.
@@ -231,7 +231,7 @@ class LogRepair:
                 self._valid.setdefault(batch.header.base_offset, batch)
 
     def _repair_segments(self, bases: Sequence[Offset]) -> None:
-        derived = DerivedFilesRepair(self._place.log, self._evidence, self._files, self._quarantine, self._log.repaired)
+        derived = DerivedFilesRepair(self._paths.log, self._evidence, self._files, self._quarantine, self._log.repaired)
         before: LogEnd | None = None
         for number, base in enumerate(bases):
             is_last = number == len(bases) - 1
@@ -250,7 +250,7 @@ class LogRepair:
             self._collect_from(self._segments[base], OFFSET_MAX if stop is None else stop)
             self._rewrite(base, stop, head)
             self._log.repaired.append(
-                f"{paths.segment_file(self._place.log, base).name} names the segment before it again"
+                f"{paths.segment_file(self._paths.log, base).name} names the segment before it again"
             )
 
     def _repair_segment(
@@ -271,7 +271,7 @@ class LogRepair:
         problem = "it was missing" if segment is None else segment.problem
         if not problem and own.end.offset == stop and not _fills(own, segment):
             # Bytes left by a failed fsync stay; the segment begun then has no file of writers.
-            problem = "it had bytes after its end" if paths.writers_file(self._place.log, stop).exists() else ""
+            problem = "it had bytes after its end" if paths.writers_file(self._paths.log, stop).exists() else ""
         own_head = None if segment is None else segment.head
         if segment is not None and own_head is not None and head is not None and own_head != head:
             if self._has_first_head(base):  # written by an interrupted repair: it is not the first
@@ -301,10 +301,10 @@ class LogRepair:
                 self._log.holes[-1] = replace(last, is_end=False)
             return None
         written = self._write_temporary(base, stop, head)
-        path = paths.segment_file(self._place.log, base)
+        path = paths.segment_file(self._paths.log, base)
         end_is_known = end_is_known or self._evidence.accepts_unknown_end or _fills(written, segment)
         if written.end.offset < durable_end or end_in_next not in (None, written.end.position) or not end_is_known:
-            self._files.remove(temporary_file(self._place.log, base))
+            self._files.remove(temporary_file(self._paths.log, base))
             if written.end.offset >= durable_end and end_is_known:
                 raise CorruptData(
                     "A segment of the log does not end where the next one says; restore the log from a copy.",
@@ -348,8 +348,8 @@ class LogRepair:
         own = segment.head if segment is not None else None
         if previous is None:
             # Nothing reads what the head of the first segment says about the one before it.
-            return own or head_at(base, self._place.identity)
-        return own if before is None else head_at(base, self._place.identity, before)
+            return own or head_at(base, self._paths.identity)
+        return own if before is None else head_at(base, self._paths.identity, before)
 
     def _add_holes(self, base: Offset, start: Offset, end: Offset, *, is_end: bool) -> None:
         """Add the holes between two offsets of a segment."""
@@ -363,7 +363,7 @@ class LogRepair:
 
     def _write_temporary(self, base: Offset, stop: Offset | None, head: SegmentHead) -> _Content:
         """Write a segment as far as there are batches for it, under a temporary name."""
-        writer = SegmentWriter.begin_temporary(self._place.log, head, self._files)
+        writer = SegmentWriter.begin_temporary(self._paths.log, head, self._files)
         try:
             written = _Content(writer.end)
             for header, data, is_own in self._chain(base, stop):

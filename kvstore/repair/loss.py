@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.snapshots import snapshot
 from kvstore.disk.files import Files
 from kvstore.index.index import Index
@@ -36,14 +36,14 @@ class AcceptedLoss:
 
     def __init__(
         self,
-        place: BucketPlace,
+        bucket: BucketPaths,
         log_repair: LogRepair,
         log: RepairedLog,
         evidence: LogEvidence,
         files: Files,
         quarantine: Quarantine,
     ) -> None:
-        self._place = place
+        self._paths = bucket
         self._log_repair = log_repair
         self._log = log
         self._evidence = evidence
@@ -108,11 +108,11 @@ class AcceptedLoss:
             What is lost, one sentence each.
         """
         hole = self._log.holes[0]
-        if not keeps_index and self._place.index.exists():
-            self._quarantine.move(self._place.index)
-        for offset in snapshot.offsets(self._place.directory):
+        if not keeps_index and self._paths.index.exists():
+            self._quarantine.move(self._paths.index)
+        for offset in snapshot.offsets(self._paths.directory):
             if offset > hole.start:
-                self._quarantine.move(paths.snapshot_directory(self._place.directory, offset))
+                self._quarantine.move(paths.snapshot_directory(self._paths.directory, offset))
         for base in reversed(self._log.bases):
             if base > hole.base:
                 self._log_repair.move_to_quarantine(base)
@@ -141,13 +141,13 @@ class AcceptedLoss:
 
     def _remove_sparse_index(self, base: Offset) -> None:
         """Move a sparse index to the quarantine: it would be evidence of the lost changes."""
-        sparse = paths.sparse_index_file(self._place.log, base)
+        sparse = paths.sparse_index_file(self._paths.log, base)
         if sparse.exists():
             self._quarantine.move(sparse)
 
     def _end_at(self, base: Offset, offset: Offset) -> LogEnd:
         """Place of an offset at which a batch ends, in a segment or those after it."""
-        place = LogEnd(base, Position(HEAD_BYTES), base)
-        for batch in LogFiles(self._place.log, self._place.identity).batches(base, offset):
-            place = LogEnd(Offset(int(batch.path.stem)), batch.end, batch.header.next_offset)
-        return place
+        end = LogEnd(base, Position(HEAD_BYTES), base)
+        for batch in LogFiles(self._paths.log, self._paths.identity).batches(base, offset):
+            end = LogEnd(Offset(int(batch.path.stem)), batch.end, batch.header.next_offset)
+        return end

@@ -38,9 +38,9 @@ class Quarantine:
         Raises:
             OSError: The disk refuses; the file is in one of the two places.
         """
-        place = self._place(path)
-        self._files.rename(path, place)
-        self._files.sync_directory(place.parent)
+        target = self._target_of(path)
+        self._files.rename(path, target)
+        self._files.sync_directory(target.parent)
         self._files.sync_directory(path.parent)
 
     def copy(self, path: Path) -> None:
@@ -49,8 +49,8 @@ class Quarantine:
         Raises:
             OSError: The disk refuses, or the file can't be read.
         """
-        place = self._place(path)
-        unfinished = place.with_name(place.name + paths.TEMPORARY)
+        target = self._target_of(path)
+        unfinished = target.with_name(target.name + paths.TEMPORARY)
         if os.path.lexists(unfinished):
             self._files.remove(unfinished)
         descriptor = self._files.open(unfinished, create=True)
@@ -68,22 +68,22 @@ class Quarantine:
             self._files.sync(descriptor)
         finally:
             self._files.close(descriptor)
-        self._files.rename(unfinished, place)
-        self._files.sync_directory(place.parent)
+        self._files.rename(unfinished, target)
+        self._files.sync_directory(target.parent)
 
-    def _place(self, path: Path) -> Path:
+    def _target_of(self, path: Path) -> Path:
         name = path.relative_to(self._store)
         self.names.append(name)
         self._files.make_directory(self._store / paths.LOST)
         self._files.make_directory(self.directory)
         for directory in reversed(name.parents[:-1]):
             self._files.make_directory(self.directory / directory)
-        place = self.directory / name
+        target = self.directory / name
         for number in count(2):
-            if not os.path.lexists(place):
+            if not os.path.lexists(target):
                 break
-            place = self.directory / f"{name}.{number}"  # replaced for the second time
-        return place
+            target = self.directory / f"{name}.{number}"  # replaced for the second time
+        return target
 
 
 def _next_number(lost: Path) -> int:

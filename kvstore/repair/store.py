@@ -20,7 +20,7 @@ from kvstore.arguments import path_of, url_without_credentials
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock, SystemClock
 from kvstore.disk.files import Files, read_file, refusals
-from kvstore.disk.place import StoreDirectory
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import (
     CorruptData,
     InvalidRequest,
@@ -177,12 +177,12 @@ class StoreRepair:
     @contextmanager
     def _hold_directory(self) -> Iterator[None]:
         """Hold the store's directory: the repair works in it, even if its path leads elsewhere by now."""
-        place = self._files.place = StoreDirectory(self._path, self._clock)
+        held = self._files.held = HeldDirectory(self._path, self._clock)
         try:
             yield
         finally:
-            self._files.place = None
-            place.close()
+            self._files.held = None
+            held.close()
 
     def _refuse_locked(self) -> None:
         """Refuse a store that another process writes, before anything is written."""
@@ -230,15 +230,15 @@ class StoreRepair:
             for table in tables:
                 for bucket in range(table.buckets):
                     self._make_directories(paths.bucket_directory(self._path, table.id, BucketId(bucket)))
-        places = [
-            place
+        directories = [
+            directory
             for table in tables
             for bucket in range(table.buckets)
-            if (place := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
+            if (directory := paths.bucket_directory(self._path, table.id, BucketId(bucket))).is_dir()
         ]
         repaired: dict[TableId, dict[int, RepairedBucket]] = {}
         with (
-            self._locked(places),
+            self._locked(directories),
             closing(Journal(self._path, self._files, self._clock, store_id, leadership=self._leadership)) as journal,
         ):
             self._replace_table_files(TableFiles(self._path, store_id, self._files), state, journal)
@@ -270,8 +270,8 @@ class StoreRepair:
     @contextmanager
     def _locked(self, buckets: list[Path]) -> Iterator[None]:
         with ExitStack() as held:
-            for place in buckets:
-                lock = BucketLock(place, self._files, self._clock)
+            for directory in buckets:
+                lock = BucketLock(directory, self._files, self._clock)
                 lock.acquire()
                 held.callback(lock.release)
             yield
@@ -298,7 +298,7 @@ class StoreRepair:
             for number, handle in enumerate(parts.handles):
                 name = f"{table.name}/{number}"
                 self._progress(name)
-                if not handle.place.directory.is_dir():
+                if not handle.paths.directory.is_dir():
                     self._report.left.append(
                         f"{name}: its directory is missing: give a replica by --from, or restore it from a copy"
                     )

@@ -111,13 +111,13 @@ def _pieces(objects: list[ObjectName]) -> list[Piece]:
 
 def _chain(start: int, end: int, pieces: list[Piece]) -> Iterator[Piece]:
     """Ranges from an offset on; at each step the one that reaches furthest."""
-    at, place = start, 0
+    at, nth = start, 0
     while at < end:
         furthest: Piece | None = None
-        while place < len(pieces) and pieces[place].name.start <= at:
-            if pieces[place].until > at and (furthest is None or pieces[place].until > furthest.until):
-                furthest = pieces[place]
-            place += 1
+        while nth < len(pieces) and pieces[nth].name.start <= at:
+            if pieces[nth].until > at and (furthest is None or pieces[nth].until > furthest.until):
+                furthest = pieces[nth]
+            nth += 1
         if furthest is None:
             return
         yield furthest

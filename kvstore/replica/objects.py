@@ -31,13 +31,13 @@ class StreamObjects:
     missing: list[tuple[int, int]] | None
 
 
-def objects_of(status: ReplicaStatus, place: str, most: int) -> StreamObjects:
+def objects_of(status: ReplicaStatus, stream: str, most: int) -> StreamObjects:
     """See :meth:`kvstore.Replica.objects`."""
-    shipped = next((each for each in status.shipped if place_of_stream(each.stream) == place), None)
+    shipped = next((each for each in status.shipped if place_of_stream(each.stream) == stream), None)
     if shipped is None:
-        raise InvalidRequest("Nothing of this stream was shipped.", stream=shown(place))
+        raise InvalidRequest("Nothing of this stream was shipped.", stream=shown(stream))
     most = integer_within("most", most, 1, OBJECTS_MAX)
-    listed = list(islice(ObjectStore(status.url, retries=NO_RETRIES).list(f"{place}/"), most + 1))
+    listed = list(islice(ObjectStore(status.url, retries=NO_RETRIES).list(f"{stream}/"), most + 1))
     sizes = {
         name: size for name, size in ((parse_name(each), size) for each, size in listed[:most]) if name is not None
     }

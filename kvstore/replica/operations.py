@@ -54,20 +54,20 @@ def follow(
         MissingVersion, CorruptData: The replica has a hole or a damaged object; repair it on its leader.
         StoreFull, LogFailed: The disk is full or failed. The directory is not a store; call this again.
     """
-    place, url = path_of(path), normalised(url_without_credentials("url", url))
+    directory, url = path_of(path), normalised(url_without_credentials("url", url))
     options, files, clock = options_of_call("sync", settings), Files(), SystemClock()
     rollback_limit = integer_within("rollback_limit", rollback_limit, 0, OFFSET_MAX)
-    complete(place.resolve(), files)
-    if not (place / paths.STORE_FILE).exists():
+    complete(directory.resolve(), files)
+    if not (directory / paths.STORE_FILE).exists():
         client = ObjectStore(url)
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"
         following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
-        create(place, following, client, files, clock, progress)
-    follower = Follower(place, options, files, clock, rollback_limit=rollback_limit, progress=progress)
+        create(directory, following, client, files, clock, progress)
+    follower = Follower(directory, options, files, clock, rollback_limit=rollback_limit, progress=progress)
     if place_of(follower.url) != place_of(url):
         follower.close()
         raise InvalidRequest(
-            "The copy follows another replica; choose another directory.", path=place, url=follower.url
+            "The copy follows another replica; choose another directory.", path=directory, url=follower.url
         )
     return follower
 

@@ -29,7 +29,7 @@ def register(runtime: StoreRuntime, url: str, name: str | None, retention: dt.ti
         url_without_credentials("name", name)
     given = printable("name", name if name is not None else url, NAME_BYTES_MAX)
     url = normalised(url)
-    _check_place(runtime.path, url)
+    _check_location(runtime.path, url)
     if retention is not None and not (isinstance(retention, dt.timedelta) and retention >= dt.timedelta(0)):
         raise InvalidRequest("retention is a datetime.timedelta of 0 or more.", given=shown(retention))
     client = ObjectStore(url, create=True)
@@ -52,15 +52,15 @@ def register(runtime: StoreRuntime, url: str, name: str | None, retention: dt.ti
     return given
 
 
-def _check_place(store: Path, url: str) -> None:
+def _check_location(store: Path, url: str) -> None:
     if url.startswith("memory:"):
         raise InvalidRequest(
             "Memory can't hold a replica, because it is lost with the process; choose another URL.", url=url
         )
-    place = directory_of(url)
-    if place is not None:
-        place, here = place.resolve(), store.resolve()
-        if place == here or here in place.parents or place in here.parents:
+    directory = directory_of(url)
+    if directory is not None:
+        directory, here = directory.resolve(), store.resolve()
+        if directory == here or here in directory.parents or directory in here.parents:
             raise InvalidRequest(
                 "A replica can't be in its store's directory or above it; choose another directory.", url=url
             )

@@ -133,12 +133,12 @@ class Source:
 
     def _has_new(self, stream: Stream, start: int, end: int) -> bool:
         """Whether there is a path from one offset to another, also among objects that are listed for this."""
-        place = place_of_stream(stream)
+        prefix = place_of_stream(stream)
         # Small ranges may have been merged since into one that begins before `start`, and then been removed.
-        for after in (f"{place}/{start:020d}", ""):
+        for after in (f"{prefix}/{start:020d}", ""):
             if self._reaches(stream, start, end):
                 return True
-            self._add(Listing.of(self._client, f"{place}/", after))
+            self._add(Listing.of(self._client, f"{prefix}/", after))
         return self._reaches(stream, start, end)
 
     def _has_new_starts(self, before: Shipped, after: Shipped) -> bool:

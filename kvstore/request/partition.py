@@ -81,7 +81,7 @@ def row_indices_by_bucket(
             yield BucketId(int(buckets[places[0]])), pa.array(places)
 
 
-def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:
+def bound_in(name: str, bound: Any, bucket: BucketId, buckets: Sequence[BucketId]) -> Any:
     """The start or end of a changelog in one bucket: with offsets by bucket, this bucket's offset.
 
     Args:
@@ -91,10 +91,10 @@ def place_in(name: str, place: Any, bucket: BucketId, buckets: Sequence[BucketId
     Raises:
         InvalidRequest: There is not exactly one offset for each bucket.
     """
-    if isinstance(place, Mapping):
-        if set(place) != set(buckets):
-            raise InvalidRequest("Give an offset for each bucket.", buckets=list(buckets), **{name: shown(place)})
-        return integer(name, place[bucket])
-    if isinstance(place, SupportsIndex) and not isinstance(place, bool) and len(buckets) > 1:
-        raise InvalidRequest("Each of several buckets has its own offsets; give one for each.", **{name: place})
-    return place
+    if isinstance(bound, Mapping):
+        if set(bound) != set(buckets):
+            raise InvalidRequest("Give an offset for each bucket.", buckets=list(buckets), **{name: shown(bound)})
+        return integer(name, bound[bucket])
+    if isinstance(bound, SupportsIndex) and not isinstance(bound, bool) and len(buckets) > 1:
+        raise InvalidRequest("Each of several buckets has its own offsets; give one for each.", **{name: bound})
+    return bound

@@ -95,7 +95,7 @@ class Receiver:
             return
         known: dict[Bucket, Owned] = {}
         for each in owned():
-            identity = each.handle.place.identity
+            identity = each.handle.identity
             known[identity.table_id, identity.bucket_id] = each
         for name, bucket in waiting:
             if bucket in known and (connection := self._place.connected(name)) is not None:
@@ -306,8 +306,8 @@ class _Connection:
             self._send(frames.numbered(Kind.FAILED, number, frames.encode_error(error)))
 
     def _greet(self, greeting: Greeting) -> None:
-        place = self._owned.handle.place
-        identity = place.identity
+        bucket_paths = self._owned.handle.paths
+        identity = bucket_paths.identity
         lock = self._owned.handle.lock_identity()
         refused: StoreError | None = None
         if greeting.version != frames.VERSION:
@@ -318,12 +318,14 @@ class _Connection:
                 owner_version=frames.VERSION,
             )
         elif greeting.store_id != identity.store_id:
-            refused = NotAStore("The process that owns this bucket has another store open.", path=place.directory)
+            refused = NotAStore(
+                "The process that owns this bucket has another store open.", path=bucket_paths.directory
+            )
         elif (greeting.table, greeting.bucket) != (identity.table_id, identity.bucket_id) or lock is None:
             raise BadFrame
         elif greeting.lock != lock:
             refused = StoreReplaced(
-                "The directory of the store was replaced; open the store again.", path=place.directory
+                "The directory of the store was replaced; open the store again.", path=bucket_paths.directory
             )
         self.greeting = greeting
         if refused is None:

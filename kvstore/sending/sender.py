@@ -171,7 +171,7 @@ class Sender:
                 while self._recovers:
                     self._wait()
                 if self._is_closed:
-                    raise StoreClosed("The store was closed; open it again.", path=self._context.place.directory)
+                    raise StoreClosed("The store was closed; open it again.", path=self._context.paths.directory)
                 if self._connection is not None:
                     return
                 self._handle = handle
@@ -202,7 +202,7 @@ class Sender:
         Raises:
             StoreLocked: The owner takes no requests.
         """
-        identity = self._context.place.identity
+        identity = self._context.paths.identity
         connection = None
         if self._owner_takes_requests(handle):
             connection = self._place.owner_of(identity.table_id, identity.bucket_id, handle.is_owned_elsewhere)
@@ -218,14 +218,14 @@ class Sender:
 
     def _owner_takes_requests(self, handle: ThisBucket) -> bool:
         deadline = self._clock.monotonic() + _HINT_SECONDS
-        while not takes_requests(self._context.place.directory / paths.LOCK_FILE):
+        while not takes_requests(self._context.paths.directory / paths.LOCK_FILE):
             if self._clock.monotonic() >= deadline or not handle.is_owned_elsewhere():
                 return False
             pause()  # it may just have taken the lock, and not have said so yet
         return True
 
     def _greeted(self, handle: ThisBucket, connection: socket.socket) -> socket.socket | None:
-        identity, lock = self._context.place.identity, handle.lock_identity()
+        identity, lock = self._context.paths.identity, handle.lock_identity()
         if lock is None:
             connection.close()
             return None
@@ -564,7 +564,7 @@ class Sender:
 
     def _give_up(self, number: int, reason: StoreError | None = None) -> None:
         sent = self._sent[number]
-        where = {"path": self._context.place.directory} | ({} if reason is None else {"reason": str(reason)})
+        where = {"path": self._context.paths.directory} | ({} if reason is None else {"reason": str(reason)})
         error: StoreError
         if sent.slot is not None:
             sent.slot.is_spoiled = True
@@ -587,7 +587,7 @@ class Sender:
         """Have what was not answered answered: by this process, if it owns the bucket now; else return a connection."""
         handle = self._handle
         assert handle is not None
-        refused = StoreLocked("Another process owns the bucket.", path=self._context.place.directory)
+        refused = StoreLocked("Another process owns the bucket.", path=self._context.paths.directory)
         try:
             while self._sent:
                 if self._is_late():

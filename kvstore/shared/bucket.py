@@ -14,7 +14,7 @@ from pathlib import Path
 
 import lmdb
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.clock import Clock
 from kvstore.disk.files import Files
 from kvstore.disk.lock import ProcessLock
@@ -80,10 +80,10 @@ def apply_changes(
     """
     fit, targets = fitted(changes, table.definition, table.definition.schema_id, columns, overwrite=False)
     request, files = request_of(fit, table.definition, targets=targets), Files()
-    place = BucketPlace.of(cache / "shared" / str(base.store_id), base.store_id, table.definition.id, bucket)
-    place.directory.parent.mkdir(0o700, parents=True, exist_ok=True)
+    bucket_paths = BucketPaths.of(cache / "shared" / str(base.store_id), base.store_id, table.definition.id, bucket)
+    bucket_paths.directory.parent.mkdir(0o700, parents=True, exist_ok=True)
     clock = _Moment(at_ms, clock)
-    lock = ProcessLock(place.directory.with_name(f"{bucket}.{_LOCK}"), files)
+    lock = ProcessLock(bucket_paths.directory.with_name(f"{bucket}.{_LOCK}"), files)
     end = clock.monotonic() + LOCK_SECONDS
     while not lock.try_acquire():
         if clock.monotonic() >= end:
@@ -91,26 +91,26 @@ def apply_changes(
         threading.Event().wait(_PAUSE_SECONDS)
     try:
         try:
-            return _made(table, base, place, request, files, clock)
+            return _made(table, base, bucket_paths, request, files, clock)
         except (CorruptData, OffsetOutOfRange, lmdb.Error):
             # The copy is damaged, its parts are of different times, or a range of the epoch is damaged: raised again.
-            files.remove_tree(place.directory)
-            return _made(table, base, place, request, files, clock)
+            files.remove_tree(bucket_paths.directory)
+            return _made(table, base, bucket_paths, request, files, clock)
     finally:
         lock.release()
 
 
 def _made(
-    table: SharedTable, base: SharedEpoch, place: BucketPlace, request: Request, files: Files, clock: Clock
+    table: SharedTable, base: SharedEpoch, bucket_paths: BucketPaths, request: Request, files: Files, clock: Clock
 ) -> SharedRange | None:
     """The range that a request makes after the epoch, uploaded; None if the copy is of a later one."""
-    copy = open_copy(table, base, place, files, clock)
+    copy = open_copy(table, base, bucket_paths, files, clock)
     if copy is None:
         return None
     try:
         encoded = copy.path.apply(request).batch
         assert encoded is not None, "only what has a writer's sequence is found to be a duplicate"
-        made = _uploaded(table, base, place.identity.bucket_id, encoded)
+        made = _uploaded(table, base, bucket_paths.identity.bucket_id, encoded)
         copy.keep(encoded, made)
     finally:
         copy.close()

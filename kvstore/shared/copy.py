@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.recovery import open_merged, synced_end
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
@@ -40,7 +40,7 @@ class Copy:
     """A copy of a bucket as of an epoch, open for writing; :meth:`close` forgets what is applied and not kept."""
 
     path: WritePath
-    _place: BucketPlace
+    _paths: BucketPaths
     _files: Files
     _as_of: Sequence[CopyEnd]
 
@@ -53,7 +53,7 @@ class Copy:
         if not can_undo(self.path.definition):
             return
         # The record first: it knows every state that the copy may be left in.
-        _publish([*self._as_of, _end(made, self.path.state)], self._place, self._files)
+        _publish([*self._as_of, _end(made, self.path.state)], self._paths, self._files)
         self.path.log.append([encoded])
         self.path.publish()
         self.path.commit()
@@ -63,7 +63,9 @@ class Copy:
         self.path.close()
 
 
-def open_copy(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> Copy | None:
+def open_copy(
+    table: SharedTable, base: SharedEpoch, bucket_paths: BucketPaths, files: Files, clock: Clock
+) -> Copy | None:
     """Open the copy of a bucket as of an epoch; None if it is of a later epoch, which the table has.
 
     Raises:
@@ -71,8 +73,8 @@ def open_copy(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: 
         StoreFull, LogFailed: The disk of the copy is full or failed.
         Unavailable: The object store can't be reached.
     """
-    bucket, ends = place.identity.bucket_id, _ends(place, files)
-    copy_there = _opened(table, place, ends, files, clock)
+    bucket, ends = bucket_paths.identity.bucket_id, _ends(bucket_paths, files)
+    copy_there = _opened(table, bucket_paths, ends, files, clock)
     if copy_there is not None and copy_there[1].range not in base.ranges[bucket]:
         path, at = copy_there
         path.close()
@@ -80,23 +82,23 @@ def open_copy(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: 
             return None
         copy_there = None
         if ends[0].range in base.ranges[bucket]:
-            undo(place, table.definition, index_state.decode(ends[0].state), files)
-            copy_there = _opened(table, place, ends, files, clock)
-    path, was = copy_there or (_new(table, base, place, files, clock), None)
+            undo(bucket_paths, table.definition, index_state.decode(ends[0].state), files)
+            copy_there = _opened(table, bucket_paths, ends, files, clock)
+    path, was = copy_there or (_new(table, base, bucket_paths, files, clock), None)
     try:
-        return Copy(path, place, files, _caught_up(path, was, table, base, place, files))
+        return Copy(path, bucket_paths, files, _caught_up(path, was, table, base, bucket_paths, files))
     except BaseException:
         path.close()
         raise
 
 
 def _opened(
-    table: SharedTable, place: BucketPlace, ends: Sequence[CopyEnd], files: Files, clock: Clock
+    table: SharedTable, bucket_paths: BucketPaths, ends: Sequence[CopyEnd], files: Files, clock: Clock
 ) -> tuple[WritePath, CopyEnd] | None:
     """The copy that is there, and what it is as of; None if its record does not say that."""
     if not ends:
         return None
-    path = open_merged(place, table.definition, StoreOptions(), files, clock)
+    path = open_merged(bucket_paths, table.definition, StoreOptions(), files, clock)
     for end in ends:
         if _is_same(path.state, index_state.decode(end.state)):
             return path, end
@@ -104,43 +106,43 @@ def _opened(
     return None
 
 
-def _new(table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files, clock: Clock) -> WritePath:
+def _new(table: SharedTable, base: SharedEpoch, bucket_paths: BucketPaths, files: Files, clock: Clock) -> WritePath:
     """A copy with the newest snapshot that is right, or with nothing; the one that was there is removed."""
     damaged: CorruptData | None = None
-    for taken in reversed(base.snapshots[place.identity.bucket_id]):
-        name = taken.name(Stream(place.identity.table_id, place.identity.bucket_id))
+    for taken in reversed(base.snapshots[bucket_paths.identity.bucket_id]):
+        name = taken.name(Stream(bucket_paths.identity.table_id, bucket_paths.identity.bucket_id))
         try:
             content = read_object(table.client, base.store_id, name, taken.bytes)
-            with refusals(place.directory):
-                _begin(place, content, files)
-            return open_merged(place, table.definition, StoreOptions(), files, clock)
+            with refusals(bucket_paths.directory):
+                _begin(bucket_paths, content, files)
+            return open_merged(bucket_paths, table.definition, StoreOptions(), files, clock)
         except CorruptData as error:
             damaged = error
-    if damaged is not None and base.start(place.identity.bucket_id):
+    if damaged is not None and base.start(bucket_paths.identity.bucket_id):
         raise damaged  # the first changes have expired, so there is nothing else to begin with
-    with refusals(place.directory):
-        _begin(place, None, files)
-    return open_merged(place, table.definition, StoreOptions(), files, clock)
+    with refusals(bucket_paths.directory):
+        _begin(bucket_paths, None, files)
+    return open_merged(bucket_paths, table.definition, StoreOptions(), files, clock)
 
 
-def _begin(place: BucketPlace, snapshot: FoundObject | None, files: Files) -> None:
-    files.remove_tree(place.directory)
-    place.log.mkdir(0o700, parents=True)
+def _begin(bucket_paths: BucketPaths, snapshot: FoundObject | None, files: Files) -> None:
+    files.remove_tree(bucket_paths.directory)
+    bucket_paths.log.mkdir(0o700, parents=True)
     start = Offset(0 if snapshot is None else snapshot.name.start)
-    SegmentWriter.begin(place.log, head_at(start, place.identity), files).finish()
+    SegmentWriter.begin(bucket_paths.log, head_at(start, bucket_paths.identity), files).finish()
     if snapshot is not None:
-        write_snapshot(place.directory, snapshot, files)
+        write_snapshot(bucket_paths.directory, snapshot, files)
 
 
 def _caught_up(
-    path: WritePath, was: CopyEnd | None, table: SharedTable, base: SharedEpoch, place: BucketPlace, files: Files
+    path: WritePath, was: CopyEnd | None, table: SharedTable, base: SharedEpoch, bucket_paths: BucketPaths, files: Files
 ) -> list[CopyEnd]:
     """Bring a copy to the end that the epoch has; returns that, unless the bucket is empty.
 
     Args:
         was: What the copy is as of; None if it is new.
     """
-    bucket = place.identity.bucket_id
+    bucket = bucket_paths.identity.bucket_id
     if not base.ranges[bucket]:
         return []
     last = base.ranges[bucket][-1]
@@ -152,9 +154,9 @@ def _caught_up(
             _roll_if_full(path)
             path.log.append([EncodedBatch.of(batch.header, [batch.data])])
         path.log.sync()
-        path.catch_up(LogFiles(place.log, place.identity, files))
+        path.catch_up(LogFiles(bucket_paths.log, bucket_paths.identity, files))
     if was is None or was.range != last:
-        _publish([*before, _end(last, path.state)], place, files)
+        _publish([*before, _end(last, path.state)], bucket_paths, files)
     if is_behind or path.log.is_full:
         _roll_if_full(path)
         path.commit()
@@ -177,15 +179,19 @@ def _is_same(state: IndexState, other: IndexState) -> bool:
     return state._replace(synced_base=base, synced_position=position, synced_offset=offset) == other
 
 
-def _publish(ends: Sequence[CopyEnd], place: BucketPlace, files: Files) -> None:
-    with refusals(place.directory):
-        files.publish(place.directory / shared_table.COPY_RECORD, shared_table.encode(CopyRecord(ends=list(ends))))
+def _publish(ends: Sequence[CopyEnd], bucket_paths: BucketPaths, files: Files) -> None:
+    with refusals(bucket_paths.directory):
+        files.publish(
+            bucket_paths.directory / shared_table.COPY_RECORD, shared_table.encode(CopyRecord(ends=list(ends)))
+        )
 
 
-def _ends(place: BucketPlace, files: Files) -> list[CopyEnd]:
+def _ends(bucket_paths: BucketPaths, files: Files) -> list[CopyEnd]:
     """What the copy may be as of, in order; nothing if it has no right record."""
     try:
-        data = files.read(place.directory / shared_table.COPY_RECORD, bytes_max=shared_table.COPY_RECORD_BYTES_MAX)
+        data = files.read(
+            bucket_paths.directory / shared_table.COPY_RECORD, bytes_max=shared_table.COPY_RECORD_BYTES_MAX
+        )
         return shared_table.decode_copy_record(data).ends
     except (FileNotFoundError, CorruptData):
         return []

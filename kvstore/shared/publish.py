@@ -116,7 +116,7 @@ def _check_whole(handle: BucketHandle) -> None:
         raise UnsupportedOperation(
             "The log of this table has expired up to an offset, and a shared table has all changes. Write the rows to "
             "a new table, and publish that.",
-            bucket=handle.place.identity.bucket_id,
+            bucket=handle.identity.bucket_id,
             log_start=start,
         )
 
@@ -130,7 +130,7 @@ def _content(handles: Sequence[BucketHandle], moment: _Moment, clock: Clock, sha
 
 def _uploaded(handle: BucketHandle, end: Offset, shared: SharedTable) -> Iterator[SharedRange]:
     """Upload the history of a bucket in objects of about ``RANGE_BYTES``; their ranges."""
-    stream = Stream(shared.definition.id, BucketId(handle.place.identity.bucket_id))
+    stream = Stream(shared.definition.id, BucketId(handle.identity.bucket_id))
     # The attempts of consecutive ranges increase: where one of a larger attempt begins, those of smaller ones end.
     for attempt, (first, last, parts) in enumerate(_pieces(handle, end, shared.definition.id), FIRST_ATTEMPT + 1):
         name = SharedRange(first, last, attempt, 0).name(stream)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.snapshots import snapshot as local
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, read_file, refusals
@@ -147,13 +147,19 @@ def _taken(
     with refusals(cache):
         cache.mkdir(0o700, parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="snapshot-", dir=cache, ignore_cleanup_errors=True) as directory:
-        place = BucketPlace.of(Path(directory), base.store_id, table.definition.id, bucket)
-        copy = open_copy(table, base, place, files, clock)
+        bucket_paths = BucketPaths.of(Path(directory), base.store_id, table.definition.id, bucket)
+        copy = open_copy(table, base, bucket_paths, files, clock)
         assert copy is not None, "a new copy is of no later epoch"
         try:
-            with refusals(place.directory):
+            with refusals(bucket_paths.directory):
                 snapshot = local.take(
-                    *(place.directory, place.identity, copy.path.memtable.view, lambda: table.definition, files),
+                    *(
+                        bucket_paths.directory,
+                        bucket_paths.identity,
+                        copy.path.memtable.view,
+                        lambda: table.definition,
+                        files,
+                    ),
                     now_ms=clock.now_ms(),
                 )
                 parts = [

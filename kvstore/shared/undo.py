@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.merge.replay import Effect, FinalChanges, effect_of, final_rows, store
 from kvstore.bucket.recovery import usable_index
 from kvstore.disk.files import Files, refusals
@@ -34,7 +34,7 @@ def can_undo(definition: TableDefinition) -> bool:
     return definition.options.changelog_image == "full"
 
 
-def undo(place: BucketPlace, definition: TableDefinition, before: IndexState, files: Files) -> None:
+def undo(bucket: BucketPaths, definition: TableDefinition, before: IndexState, files: Files) -> None:
     """Undo the last batch of a copy that is not open.
 
     Args:
@@ -44,26 +44,28 @@ def undo(place: BucketPlace, definition: TableDefinition, before: IndexState, fi
         CorruptData, OffsetOutOfRange: The copy is damaged, or the batch does not lead back to that state.
         StoreFull, LogFailed: The disk is full or failed.
     """
-    index = usable_index(place, StoreOptions(), files)
+    index = usable_index(bucket, StoreOptions(), files)
     if index is None:
-        raise CorruptData("The index of a copy is gone.", path=place.index)
+        raise CorruptData("The index of a copy is gone.", path=bucket.index)
     try:
         with index.view() as view:
             state = view.state()
-        batches = list(LogFiles(place.log, place.identity, files).batches(before.applied_offset, state.applied_offset))
+        batches = list(
+            LogFiles(bucket.log, bucket.identity, files).batches(before.applied_offset, state.applied_offset)
+        )
         if len(batches) != 1:
-            raise CorruptData("A copy has more than one batch that no epoch has.", path=place.directory)
+            raise CorruptData("A copy has more than one batch that no epoch has.", path=bucket.directory)
         header = batches[0].header
         batch = decode_verified(header, batches[0].data, definition.schema_of(header.schema_id))
         effect = _undone(index, definition, batch)
         rows, digest = state.row_count + effect.added_rows, (state.digest + effect.digest) % 2**64
         if (rows, digest) != (before.row_count, before.digest):
-            raise CorruptData("The batch of a copy does not lead back to the rows before it.", path=place.directory)
+            raise CorruptData("The batch of a copy does not lead back to the rows before it.", path=bucket.directory)
         index.commit(before)
     finally:
         index.close()
-    with refusals(place.directory):
-        _cut_log(place, before, files)
+    with refusals(bucket.directory):
+        _cut_log(bucket, before, files)
 
 
 def _undone(index: Index, definition: TableDefinition, batch: LogBatch) -> Effect:
@@ -78,15 +80,15 @@ def _undone(index: Index, definition: TableDefinition, batch: LogBatch) -> Effec
     return effect
 
 
-def _cut_log(place: BucketPlace, before: IndexState, files: Files) -> None:
+def _cut_log(bucket: BucketPaths, before: IndexState, files: Files) -> None:
     """Cut the log at the end that it had before; opening it removes what else belonged to the batch."""
-    for base in LogFiles(place.log, place.identity, files).bases():
+    for base in LogFiles(bucket.log, bucket.identity, files).bases():
         if base > before.synced_base:
-            files.remove(paths.segment_file(place.log, base))
-    descriptor = files.open(paths.segment_file(place.log, before.synced_base))
+            files.remove(paths.segment_file(bucket.log, base))
+    descriptor = files.open(paths.segment_file(bucket.log, before.synced_base))
     try:
         files.truncate(descriptor, before.synced_position)
         files.sync(descriptor)
     finally:
         files.close(descriptor)
-    files.sync_directory(place.log)
+    files.sync_directory(bucket.log)

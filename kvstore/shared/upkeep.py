@@ -10,7 +10,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.replica.client import ObjectStore
 from kvstore.replica.in_place.cache import directory_of_cache
 from kvstore.shared.check import SharedReport, report_of
-from kvstore.shared.place import url_of_tables
+from kvstore.shared.location import url_of_tables
 from kvstore.shared.snapshots import SnapshotSummary, take_snapshots
 from kvstore.shared.table import SharedTable
 from kvstore.shared.vacuum import VacuumSummary, remove_unneeded

@@ -50,13 +50,13 @@ def engine() -> SparkEngine:
 
 
 def _reading(reader: Callable[[File], Rows], files: Sequence[File]) -> Any:
-    def run(places: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in places:
-            for place in batch.column(0).to_pylist():
+    def run(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
                 try:
-                    result: Any = reader(files[place])
+                    result: Any = reader(files[number])
                 except StoreError as error:
                     result = error  # raised in the task, Spark would retry it and turn it into text
-                yield pa.record_batch([[place], [pickle.dumps(result, 5)]], schema=_READ)
+                yield pa.record_batch([[number], [pickle.dumps(result, 5)]], schema=_READ)
 
     return run

@@ -22,7 +22,7 @@ from kvstore.read.changelog import End, Start
 from kvstore.read.scan import check_filter
 from kvstore.spark.failures import shown_alone
 from kvstore.spark.options import Kind
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.read.sources import read
 from kvstore.spark.read.store import StoreReads, ranges_of_changes
 from kvstore.spark.read.tasks import Pinned, ReadRange, ReadTask, tasks_of
@@ -78,10 +78,10 @@ def _frame(
         check_filter(where, whole)
     # pyarrow does not say which columns a filter uses
     needed = schema.names if where is None else whole.names
-    place = TablePlace.of(str(table.parts.store_path), table, kind)
-    reads = StoreReads(place, table)
-    reads.hold(Pinned(place, tuple(ranges)))
-    tasks = tasks_of(place, reads, ranges, where)
+    address = TableAddress.of(str(table.parts.store_path), table, kind)
+    reads = StoreReads(address, table)
+    reads.hold(Pinned(address, tuple(ranges)))
+    tasks = tasks_of(address, reads, ranges, where)
     columns = spark_schema(schema)
     if not tasks:
         return spark.createDataFrame([], columns)

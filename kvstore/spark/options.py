@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from kvstore.arguments import offsets_by_bucket, place_of, printable, url_without_credentials
+from kvstore.arguments import bound_of, offsets_by_bucket, printable, url_without_credentials
 from kvstore.commit.consumers import consumer_name
 from kvstore.commit.named_writers import NAME_BYTES_MAX, TRANSACTION
 from kvstore.errors import InvalidRequest, SchemaMismatch
@@ -217,7 +217,7 @@ def _end(options: Mapping[str, str]) -> End | None:
 
 
 def _as_of(text: str | None) -> int | dict[int, int] | dt.datetime | None:
-    return None if text is None else place_of("Option `asOf`", text)
+    return None if text is None else bound_of("Option `asOf`", text)
 
 
 def _count(text: str | None) -> int | None:

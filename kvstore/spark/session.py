@@ -69,8 +69,8 @@ def configure(
             '`python -m kvstore.spark.connector.build`, or use format("kvstore").',
             pyspark=pyspark.__version__,
         )
-    for name, place in (catalogs or {}).items():
-        given = os.fspath(place)
+    for name, location in (catalogs or {}).items():
+        given = os.fspath(location)
         path = given if _IS_URL.match(given) else os.path.abspath(given)
         builder = builder.config(f"spark.sql.catalog.{name}", CATALOG)
         builder = builder.config(f"spark.sql.catalog.{name}.path", path)

@@ -37,7 +37,7 @@ from kvstore.request.partition import row_indices_by_bucket
 from kvstore.request.preparation import fitted
 from kvstore.request.sizes import of_size
 from kvstore.shared.bucket import apply_changes
-from kvstore.shared.place import place_of_tables, url_of_tables
+from kvstore.shared.location import client_of_tables, url_of_tables
 from kvstore.shared.room import make_room
 from kvstore.shared.table import SharedTable
 from kvstore.shared.write import WriteSummary, write_once
@@ -123,8 +123,8 @@ def create_table(
         bucket_key=bucket_key_of(columns, key, bucket_key),
         options=options,
     )
-    place = place_of_tables(url)
-    SharedTable.create(place.url, place, table, SystemClock())
+    client = client_of_tables(url)
+    SharedTable.create(client.url, client, table, SystemClock())
 
 
 def write(
@@ -337,8 +337,12 @@ class _Applying:
                     continue
                 with shown_alone():
                     changes = together([applied for piece in pieces for applied in _staged(table, piece)])
-                    place, columns = (BucketId(bucket), changes, self._cache()), self.write.columns
-                    applied = apply_changes(table, self.base, *place, SystemClock(), at_ms=self.at_ms, columns=columns)
+                    columns, cache = self.write.columns, self._cache()
+                    applied = apply_changes(
+                        *(table, self.base, BucketId(bucket), changes, cache, SystemClock()),
+                        at_ms=self.at_ms,
+                        columns=columns,
+                    )
                 make_room(self._cache(), SystemClock())
                 yield _result({"bucket": bucket, "range": None if applied is None else msgspec.to_builtins(applied)})
 

@@ -21,8 +21,8 @@ from kvstore.errors import SchemaMismatch, UnsupportedOperation
 from kvstore.replica.location import replica_at
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options
+from kvstore.spark.read.address import found
 from kvstore.spark.read.batch import KvStoreReader
-from kvstore.spark.read.place import found
 from kvstore.spark.read.sources import followed, load
 from kvstore.spark.read.stream import KvStoreStreamReader
 from kvstore.spark.read.tasks import Loaded, Pinned
@@ -89,23 +89,23 @@ class KvStoreSource(DataSource):
     def streamReader(self, schema: StructType) -> KvStoreStreamReader:  # noqa: N802
         """A reader that follows the changes and returns the columns in ``schema``."""
         self._options.check_use("read")
-        place, table = followed(self._options)
-        _check(schema, place.stored(self._options.columns))
-        return KvStoreStreamReader(place, table, schema, self._options)
+        address, table = followed(self._options)
+        _check(schema, address.stored(self._options.columns))
+        return KvStoreStreamReader(address, table, schema, self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> KvStoreWriter:
         """A writer of one DataFrame with the columns in ``schema``, all or nothing."""
         self._options.check_use("batch write")
         self.check_writable()
-        with found(self._options) as (place, table):
-            return KvStoreWriter(place, table, schema, self._options, replaces=overwrite)
+        with found(self._options) as (address, table):
+            return KvStoreWriter(address, table, schema, self._options, replaces=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> KvStoreStreamWriter:  # noqa: N802
         """A writer of a stream's batches with the columns in ``schema``, each applied once."""
         self._options.check_use("stream write")
         self.check_writable()
-        with found(self._options) as (place, table):
-            return KvStoreStreamWriter(place, table, schema, self._options, replaces=overwrite)
+        with found(self._options) as (address, table):
+            return KvStoreStreamWriter(address, table, schema, self._options, replaces=overwrite)
 
     def check_writable(self) -> None:
         """Refuse a replica.

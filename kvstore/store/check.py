@@ -108,11 +108,11 @@ def check_buckets(
 
 
 def _log_bytes(handle: BucketHandle) -> int:
-    return sum(map(_size, handle.place.log.glob("*.log")))
+    return sum(map(_size, handle.paths.log.glob("*.log")))
 
 
 def _index_bytes(handle: BucketHandle) -> int:
-    return sum(map(_size, handle.place.index.glob(LMDB_FILES[0])))
+    return sum(map(_size, handle.paths.index.glob(LMDB_FILES[0])))
 
 
 def _size(path: Path) -> int:
@@ -195,7 +195,7 @@ def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
     log = handle.log
     for base, following in pairwise(log.bases()):
         # Bytes left by a failed fsync are no finding; the segment begun then has no `.writers` file.
-        if paths.writers_file(handle.place.log, following).exists():
+        if paths.writers_file(handle.paths.log, following).exists():
             segment, end = log.segment(base), log.segment(following).head.previous_end
             if segment.size > end:
                 yield (
@@ -206,7 +206,7 @@ def _bytes_after_segments(handle: BucketHandle) -> Iterator[str]:
 
 def _valid_snapshots(handle: BucketHandle, report: BucketReport) -> Iterator[Snapshot]:
     """Snapshots whose files are all valid, oldest first."""
-    bucket, identity = handle.place.directory, handle.place.identity
+    bucket, identity = handle.paths.directory, handle.identity
     for offset in reversed(snapshot.offsets(bucket)):
         try:
             snapshot_there = snapshot.read(bucket, identity, offset)

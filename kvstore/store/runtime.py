@@ -27,8 +27,8 @@ from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.ends import OpenEnds
 from kvstore.commit.named_writers import new_writer_id
 from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lmdb_files import LMDB_FILES
-from kvstore.disk.place import StoreDirectory
 from kvstore.disk.watch import wake_all
 from kvstore.errors import (
     Conflict,
@@ -114,7 +114,7 @@ class StoreRuntime:
         self._ended = False
         self._identity = _identity_of(path, files, clock, read_only=read_only)
         with refusals(path):
-            self.place = files.place = StoreDirectory(path, clock)
+            self.held = files.held = HeldDirectory(path, clock)
         try:
             with suppress(OSError):  # what is wrong with it, the journal says
                 files.hold(path / paths.JOURNAL.parent)
@@ -137,7 +137,7 @@ class StoreRuntime:
         )
         self._journal.listen(self.checkpoints)
         self._ends = OpenEnds(self._journal, clock)
-        self.place.is_dropped = self._is_dropped
+        self.held.is_dropped = self._is_dropped
         self._table_files = TableFiles(path, self._identity.store_id, files)
         self.alterations = Alterations(self._journal, self._table_files)
         self._directories = TableDirectories(
@@ -542,9 +542,9 @@ class StoreRuntime:
             raise StoreClosed("The store was closed; open it again.", path=self.path)
 
     def _let_go(self) -> None:
-        self.place.close()
-        if self._files.place is self.place:
-            self._files.place = None
+        self.held.close()
+        if self._files.held is self.held:
+            self._files.held = None
 
     def _all_tables(self) -> list[OpenTable]:
         with self._mutex:
@@ -576,7 +576,7 @@ def shared_runtime(
     """
     resolved = path.expanduser().resolve()
     with _runtimes_mutex:
-        runtime = next((each for each in _runtimes if each.path == resolved and not each.place.is_replaced), None)
+        runtime = next((each for each in _runtimes if each.path == resolved and not each.held.is_replaced), None)
         if runtime is None:
             runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership)
             _runtimes.append(runtime)

@@ -132,9 +132,9 @@ class Session:
         if self._is_closing:
             self._check_not_closed()
         try:
-            looks = self.runtime.place.check()
+            looks = self.runtime.held.check()
             if self.follows and self.read_only:  # no call begins in a copy that was replaced
-                self.runtime.place.verify()
+                self.runtime.held.verify()
         except StoreReplaced:
             if not (self.follows and self.read_only):
                 raise
@@ -162,7 +162,7 @@ class Session:
                 return
             if opened.store_id != former.store_id:
                 opened.release(self._use)
-                former.place.verify()
+                former.held.verify()
                 return
             self._release_former()
             # Reads that have begun continue in it for a while.

@@ -38,7 +38,7 @@ from kvstore.replica.leadership import ReplicaLeadership
 from kvstore.replica.replica import Replica, ReplicaReport
 from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
-from kvstore.shared.place import place_of_tables
+from kvstore.shared.location import client_of_tables
 from kvstore.shared.publish import publish
 from kvstore.store.altered_tables import AlteredTables
 from kvstore.store.check import CheckReport
@@ -653,8 +653,8 @@ class Store(AlteredTables, ReadStore):
         """
         self._session.check_writable()
         opened = self.runtime.open_table(self.runtime.definition(table))
-        place = place_of_tables(url)
-        publish(opened, place.url, place, self.runtime.clock)
+        client = client_of_tables(url)
+        publish(opened, client.url, client, self.runtime.clock)
 
     # Ingestion jobs
 

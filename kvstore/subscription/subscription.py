@@ -36,7 +36,7 @@ from kvstore.meta.state import TableDefinition
 from kvstore.read.changelog import Start, changelog_schema, changes_between, inserts_of, offset_of
 from kvstore.read.follow import Waits
 from kvstore.read.scan import rows_now
-from kvstore.request.partition import place_in
+from kvstore.request.partition import bound_in
 from logformat.ids import BucketId, Offset
 
 QUIET_SECONDS = 1.0
@@ -70,12 +70,12 @@ class _Step:
 
     Attributes:
         batch: What was delivered; None where a filter has left everything out.
-        place: The offset after it; None for current rows that are not the last of their bucket.
+        position: The offset after it; None for current rows that are not the last of their bucket.
     """
 
     batch: pa.RecordBatch | None
     bucket: int
-    place: Offset | None
+    position: Offset | None
 
 
 class _Given(NamedTuple):
@@ -83,7 +83,7 @@ class _Given(NamedTuple):
 
     batch: ReferenceType[pa.RecordBatch] | None
     bucket: int
-    place: Offset | None
+    position: Offset | None
 
 
 class Subscription(Iterator[pa.RecordBatch]):
@@ -116,7 +116,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         if filter is not None:
             check_shapes(feed.definition, filter)
             self._shape = Shape(feed.definition, filter)
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         """The offset after what is acknowledged, for each bucket with all its current rows acknowledged."""
         self._is_owed = False
         """Whether the catalog has yet to get this position."""
@@ -138,7 +138,7 @@ class Subscription(Iterator[pa.RecordBatch]):
             else:
                 known = {
                     bucket: offset_of(
-                        "start", place_in("start", start, bucket, buckets), feed.buckets[bucket].log, ends[bucket]
+                        "start", bound_in("start", start, bucket, buckets), feed.buckets[bucket].log, ends[bucket]
                     )
                     for bucket in buckets
                 }
@@ -147,7 +147,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         ended = {int(bucket): feed.buckets[bucket].shown().applied_offset for bucket in buckets}
         self._until = None if follow else ended
         if not self._is_full:
-            self._places, self._is_named = dict(known), True
+            self._positions, self._is_named = dict(known), True
         self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
         self._waits = Waits(feed.buckets)
         self._batches = self._all()
@@ -251,26 +251,26 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _pass(self, count: int) -> None:
         """Move the position by so many steps, and those after them for which nothing was delivered."""
-        places = dict(self._places)
+        positions = dict(self._positions)
         passed = 0
         for step in self._steps:
             if passed >= count and step.batch is not None:
                 break
             passed += 1
-            if step.place is not None:
-                places[step.bucket] = step.place
-        if places != self._places and len(places) == len(self._feed.buckets):
+            if step.position is not None:
+                positions[step.bucket] = step.position
+        if positions != self._positions and len(positions) == len(self._feed.buckets):
             if self._ack_seconds and self._feed.clock.monotonic() - self._moved < self._ack_seconds:
                 self._is_owed = True
             else:
-                self._hold(places)
-        self._places = places
+                self._hold(positions)
+        self._positions = positions
         for _ in range(passed):
             self._steps.popleft()
 
-    def _hold(self, places: Mapping[int, int]) -> None:
+    def _hold(self, positions: Mapping[int, int]) -> None:
         self._feed.latest()
-        self._feed.consumers.move(self._name, places, self._filter, is_named=self._is_named)
+        self._feed.consumers.move(self._name, positions, self._filter, is_named=self._is_named)
         self._is_named = True
         self._moved = self._feed.clock.monotonic()
         self._is_owed = False
@@ -278,7 +278,7 @@ class Subscription(Iterator[pa.RecordBatch]):
     def _settle(self, *, at_once: bool) -> None:
         """Move the position to what is acknowledged, if that is due."""
         if self._is_owed and (at_once or self._feed.clock.monotonic() - self._moved >= self._ack_seconds):
-            self._hold(self._places)
+            self._hold(self._positions)
 
     def _move_quietly(self, *, at_once: bool = False) -> None:
         """Move the position over what a filter has left out, now and then; and renew the lease."""
@@ -290,12 +290,12 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _renew(self) -> None:
         """Renew the lease, if there is no position yet and half of its time is over."""
-        is_leased = len(self._places) < len(self._feed.buckets)
+        is_leased = len(self._positions) < len(self._feed.buckets)
         if is_leased and self._feed.clock.monotonic() - self._leased > LEASE_SECONDS / 2:
             self._lease(self._read)
 
-    def _lease(self, places: Mapping[int, int]) -> None:
-        self._feed.consumers.lease(self._name, places)  # its first position takes the place of the lease
+    def _lease(self, positions: Mapping[int, int]) -> None:
+        self._feed.consumers.lease(self._name, positions)  # its first position takes the place of the lease
         self._leased = self._feed.clock.monotonic()
 
     def _all(self) -> Generator[pa.RecordBatch | None]:
@@ -343,7 +343,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         last = self._steps[-1] if self._steps else None
         if step.batch is None and last is not None and last.batch is None and last.bucket == step.bucket:
             self._steps.pop()
-        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.place))
+        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.position))
 
     def _deliver(self, steps: list[_Step]) -> Iterator[pa.RecordBatch]:
         for step in steps:
@@ -390,8 +390,8 @@ class Subscription(Iterator[pa.RecordBatch]):
             selection=self._shape,
         )
         for changes in changes_of:
-            self._read[bucket] = place = Offset(changes.column("_log_offset")[-1].as_py() + 1)
-            yield _Step(changes.select(self._schema.names), bucket, place)
+            self._read[bucket] = position = Offset(changes.column("_log_offset")[-1].as_py() + 1)
+            yield _Step(changes.select(self._schema.names), bucket, position)
         log.rest()
         self._read[bucket] = end
         yield _Step(None, bucket, end)

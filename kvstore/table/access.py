@@ -39,11 +39,11 @@ class Opened(Protocol):
     def meter(self) -> TableMeter:
         """Counts and durations of its work."""
 
-    def one_moment(self, *places: object) -> AbstractContextManager[object]:
+    def one_moment(self, *bounds: object) -> AbstractContextManager[object]:
         """While this is open, all buckets that are one moment's are read as of the same moment.
 
         Args:
-            places: Starts, ends or moments that the call reads.
+            bounds: Starts, ends or moments that the call reads.
 
         Raises:
             ReplicaBehind: The table ends before one of them that is a time.

@@ -141,8 +141,8 @@ def _dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:
     if set(now.schema.names) <= set(names):
         raise InvalidRequest("A table keeps at least one column; see drop_table().", columns=list(names))
     fields = [
-        pa.field(schemas.dropped_name(place), field.type) if field.name in names else field
-        for place, field in enumerate(now.stored)
+        pa.field(schemas.dropped_name(number), field.type) if field.name in names else field
+        for number, field in enumerate(now.stored)
     ]
     return _altered(now, fields, {})
 

@@ -223,7 +223,7 @@ class Bucket:
 
     def _check_own(self, changes: Changes, definition: TableDefinition) -> None:
         if definition.buckets > 1 and definition.bucket_key is not None:
-            own = self.handle.place.identity.bucket_id
+            own = self.handle.identity.bucket_id
             strange = int(np.count_nonzero(buckets_of_rows(definition, changes.rows) != own))
             if strange:
                 raise InvalidRequest(

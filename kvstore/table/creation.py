@@ -21,7 +21,7 @@ from uuid import UUID
 from msgspec.structs import replace
 
 from kvstore.bucket.commit_lock import pause
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.engine import create_bucket
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
@@ -200,10 +200,10 @@ class TableDirectories:
             self._files.make_directory(self._tables)
             self._files.make_directory(directory)
         for bucket in map(BucketId, range(definition.buckets)):
-            place = BucketPlace(directory / str(bucket), LogIdentity(self._store_id, definition.id, bucket))
+            bucket_paths = BucketPaths(directory / str(bucket), LogIdentity(self._store_id, definition.id, bucket))
             with refusals(self._tables):
-                self._files.make_directory(place.directory)
-            create_bucket(place, definition, self._options, self._files, self._clock)
+                self._files.make_directory(bucket_paths.directory)
+            create_bucket(bucket_paths, definition, self._options, self._files, self._clock)
         with refusals(self._tables):
             self._definitions.stage(directory, state, edit, is_listed=is_listed)
 

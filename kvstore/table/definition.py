@@ -149,7 +149,7 @@ def with_index(definition: TableDefinition, name: Any, columns: Any, unique: Any
     indexes = _with_index(definition.options.indexes, definition.stored, definition.primary_key, name, columns)
     if unique:
         *others, made = indexes.known
-        named = {definition.stored.field(place).name for place in made.columns}
+        named = {definition.stored.field(number).name for number in made.columns}
         if definition.buckets > 1 and not set(definition.bucket_key or ()) <= named:
             raise UnsupportedOperation(
                 "Rows with the same values may be in different buckets, which are written apart, so an index of this"
@@ -181,7 +181,7 @@ def indexes_like(table: TableDefinition, schema: pa.Schema) -> SecondaryIndexes 
         return msgspec.UNSET
     indexes = []
     for each in table.indexes:
-        names = [table.stored.field(place).name for place in each.columns]
+        names = [table.stored.field(number).name for number in each.columns]
         if set(names) <= set(schema.names):
             indexes.append(msgspec.structs.replace(each, columns=list(map(schema.names.index, names))))
     return msgspec.structs.replace(table.options.indexes, known=indexes) if indexes else msgspec.UNSET

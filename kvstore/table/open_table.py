@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import UUID
 
 from kvstore.bucket.commit_lock import OWNER_LOOK_MS, CommitLock
-from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.context import BucketContext, BucketPaths
 from kvstore.bucket.elsewhere import NoOtherOwner, OtherOwner
 from kvstore.bucket.handle import BucketHandle
 from kvstore.clock import Clock
@@ -117,7 +117,7 @@ def open_table(
     lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
     contexts = [
         BucketContext(
-            BucketPlace.of(store, store_id, table, BucketId(bucket)),
+            BucketPaths.of(store, store_id, table, BucketId(bucket)),
             *(catalog, lock, staging, files, clock, options, meter, budget),
         )
         for bucket in range(definition.buckets)
@@ -127,8 +127,8 @@ def open_table(
     ]
     files.note(store / paths.TABLES)
     for each in handles:
-        files.note(each.place.directory)
-        files.note(each.place.log)
+        files.note(each.paths.directory)
+        files.note(each.paths.log)
     commits = Commits(handles, lock, staging, catalog, clock, ends or OpenEnds(journal, clock))
     consumers = Consumers(handles, catalog, options, clock)
     return OpenTable(handles, lock, commits, Writers(commits, catalog), consumers, catalog, meter)

@@ -45,7 +45,7 @@ class TableParts:
     @property
     def store_path(self) -> Path:
         """Directory of the store."""
-        return self._opened().handles[0].place.directory.parents[2]
+        return self._opened().handles[0].paths.directory.parents[2]
 
     @property
     def definition(self) -> TableDefinition:

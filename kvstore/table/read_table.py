@@ -32,7 +32,7 @@ from kvstore.read.lookup import rows_of_keys, rows_of_prefix
 from kvstore.read.ranges import Span, check_not_whole, prefix_row, span_of
 from kvstore.read.scan import check_filter, offset_as_of, rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
-from kvstore.request.partition import buckets_of_rows, place_in
+from kvstore.request.partition import bound_in, buckets_of_rows
 from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access, Opened
 from kvstore.table.declared_schema import check_class, made_of
@@ -496,7 +496,7 @@ class ReadTable:
         with self._reading.one_moment(start, end):
             for bucket, handle in zip(buckets, self._reading.handles, strict=True):
                 now = handle.shown().applied_offset
-                first, last = place_in("start", start, bucket, buckets), place_in("end", end, bucket, buckets)
+                first, last = bound_in("start", start, bucket, buckets), bound_in("end", end, bucket, buckets)
                 ranges[bucket] = range_between(first, last, handle.log, now)
         return ranges
 
@@ -512,7 +512,7 @@ class ReadTable:
         with self._reading.one_moment(as_of):
             for bucket, handle in zip(buckets, self._reading.handles, strict=True):
                 now = handle.shown().applied_offset
-                offset = offset_as_of(place_in("as_of", as_of, bucket, buckets), handle.log, now)
+                offset = offset_as_of(bound_in("as_of", as_of, bucket, buckets), handle.log, now)
                 if not handle.log.start() <= offset <= now:
                     raise OffsetOutOfRange(
                         "Rows can be read as of offsets that the log holds.",

@@ -52,7 +52,7 @@ from kvstore.read.scan import (
     scan_schema,
 )
 from kvstore.request.native_rows import rows_of_pairs
-from kvstore.request.partition import place_in
+from kvstore.request.partition import bound_in
 from kvstore.request.row_layout import layout_of
 from kvstore.table.access import Access, Opened
 from logformat.binary_column import BinaryColumn
@@ -160,9 +160,9 @@ class Reading:
         return BucketId(bucket)
 
     @contextmanager
-    def one_moment(self, *places: Any) -> Iterator[None]:
+    def one_moment(self, *bounds: Any) -> Iterator[None]:
         """See :meth:`kvstore.table.access.Opened.one_moment`; an error in it is :meth:`reporting_the_cause`."""
-        with self.reporting_the_cause(), self._one_moment(*places):
+        with self.reporting_the_cause(), self._one_moment(*bounds):
             yield
 
     @contextmanager
@@ -213,7 +213,7 @@ class Reading:
         if limit is not None and is_cut:
             batch_rows = max(1, min(batch_rows, limit))
         buckets = [] if as_of is None else self.buckets
-        places = {bucket: place_in("as_of", as_of, bucket, buckets) for bucket in buckets}
+        bounds = {bucket: bound_in("as_of", as_of, bucket, buckets) for bucket in buckets}
         asked = keys = None
         if passing is not None and as_of is None:
             conditions = passing.understood.conditions
@@ -222,9 +222,9 @@ class Reading:
                 asked = Asked.of(definition, conditions, is_part=within.keys != ALL_KEYS)
 
         def read(handle: BucketReads, view: View) -> Iterator[pa.RecordBatch]:
-            current, place = self.latest().named_as(definition), places.get(handle.identity.bucket_id)
+            current, bound = self.latest().named_as(definition), bounds.get(handle.identity.bucket_id)
             now = view.state().applied_offset
-            then = now if place is None else offset_as_of(place, handle.log, now)
+            then = now if bound is None else offset_as_of(bound, handle.log, now)
             ranges = [within.keys]
             if passing is not None:
                 named = None if asked is None else asked.many_named(view, current)
@@ -556,7 +556,7 @@ class Reading:
             for each in wanted:
                 handle = self.handles[each].for_one_reader()
                 reader = ChangeReader(handle, current, names, whole_updates, shape)
-                first, last = place_in("start", start, each, wanted), place_in("end", end, each, wanted)
+                first, last = bound_in("start", start, each, wanted), bound_in("end", end, each, wanted)
                 readers.append(reader.read(first, last, follow=follow))
         return readers
 

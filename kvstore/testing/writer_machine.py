@@ -90,8 +90,8 @@ class WriterMachine(RuleBasedStateMachine):
     @rule(moves=moves())
     def carry(self, moves: list[Move]) -> None:
         """Let the network deliver and lose some of what is on its way."""
-        for move, place in moves:
-            self.lossy.network.move(move, place)
+        for move, number in moves:
+            self.lossy.network.move(move, number)
             self.writer.poll(0.0)
 
     @rule(parts=st.integers(1, 4))

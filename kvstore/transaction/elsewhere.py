@@ -158,33 +158,33 @@ def decode(content: bytes, opened: Callable[[TableId], OpenTable]) -> tuple[Iden
     """
     try:
         id, begun, epoch, name_bytes, count = _HEAD.unpack_from(content)
-        place = _HEAD.size + name_bytes
-        name = content[_HEAD.size : place].decode()
+        position = _HEAD.size + name_bytes
+        name = content[_HEAD.size : position].decode()
         if (epoch < 0) is bool(name) or epoch > OFFSET_MAX or not count:
             raise BadFrame
         tables: list[TableChanges] = []
         for _ in range(count):
-            table, reads, parts = _TABLE.unpack_from(content, place)
-            place += _TABLE.size
+            table, reads, parts = _TABLE.unpack_from(content, position)
+            position += _TABLE.size
             if tables and table <= tables[-1].definition.id:
                 raise BadFrame
             changes = TableChanges(opened(TableId(table)))
             for _ in range(reads):
-                bucket, code_bytes, value_bytes = _READ.unpack_from(content, place)
-                place += _READ.size
+                bucket, code_bytes, value_bytes = _READ.unpack_from(content, position)
+                position += _READ.size
                 if not (0 < code_bytes <= KEY_BYTES_MAX and bucket < changes.definition.buckets):
                     raise BadFrame
-                code = content[place : place + code_bytes]
-                place += code_bytes
-                changes.read[BucketId(bucket), code] = content[place : place + value_bytes]
-                place += value_bytes
+                code = content[position : position + code_bytes]
+                position += code_bytes
+                changes.read[BucketId(bucket), code] = content[position : position + value_bytes]
+                position += value_bytes
             for _ in range(parts):
-                is_few, length = _PART.unpack_from(content, place)
-                place += _PART.size
-                _add(changes, content[place : place + length], is_few=is_few)
-                place += length
+                is_few, length = _PART.unpack_from(content, position)
+                position += _PART.size
+                _add(changes, content[position : position + length], is_few=is_few)
+                position += length
             tables.append(changes)
-        if place != len(content):
+        if position != len(content):
             raise BadFrame
     except (struct.error, ValueError) as error:
         if isinstance(error, InvalidRequest):
@@ -216,9 +216,9 @@ def answer(content: bytes, opened: Callable[[TableId], OpenTable], commit: Commi
     except Altered:
         return Kind.ALTERED, b""
     except TransactionConflict as error:
-        place = [changes.definition.name for changes in tables].index(str(error.where["table"]))
-        code = tables[place].code_of(error.where["key"])
-        return Kind.CHANGED, _CHANGED.pack(place, len(code)) + code
+        number = [changes.definition.name for changes in tables].index(str(error.where["table"]))
+        code = tables[number].code_of(error.where["key"])
+        return Kind.CHANGED, _CHANGED.pack(number, len(code)) + code
     except StoreClosed:
         return Kind.NOT_OWNER, b""
     except StoreError as error:
@@ -263,10 +263,10 @@ def conflict_in(content: bytes, tables: Sequence[TableChanges]) -> StoreError:
         BadFrame: There is none.
     """
     try:
-        place, length = _CHANGED.unpack_from(content)
+        number, length = _CHANGED.unpack_from(content)
         code = content[_CHANGED.size :]
         if length != len(code):
             raise BadFrame
-        return tables[place].conflict(code)
+        return tables[number].conflict(code)
     except (struct.error, IndexError) as error:
         raise BadFrame from error

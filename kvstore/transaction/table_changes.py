@@ -149,7 +149,7 @@ class TableChanges:
         for each in self._changes:
             if isinstance(each, list):
                 assert self._writes is not None
-                runs = [each[place : place + ROWS_MAX] for place in range(0, len(each), ROWS_MAX)]
+                runs = [each[start : start + ROWS_MAX] for start in range(0, len(each), ROWS_MAX)]
                 requests += [SmallRequest(run, self._writes) for run in runs]
             else:
                 requests.append(request_of(each, self.definition))
@@ -303,8 +303,8 @@ class TableChanges:
         if self.definition.primary_key is None:
             return
         codes = layout_of(self.definition).encode_keys(changes.rows).to_list()
-        for place, (code, is_delete) in enumerate(zip(codes, changes.is_delete.to_pylist(), strict=True)):
-            self._after[code] = b"" if is_delete else rows.slice(place, 1)
+        for row, (code, is_delete) in enumerate(zip(codes, changes.is_delete.to_pylist(), strict=True)):
+            self._after[code] = b"" if is_delete else rows.slice(row, 1)
 
     def add_few(self, few: list[Operation]) -> None:
         """Add changes of few rows."""

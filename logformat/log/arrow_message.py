@@ -98,9 +98,9 @@ def _is_compressed(message: memoryview) -> bool:
     buffers = follow(metadata, batch.field(2))
     (count,) = struct.unpack_from("<I", metadata, buffers)
     raw = 0
-    for place, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
+    for position, length in struct.iter_unpack("<qq", metadata[buffers + 4 : buffers + 4 + 16 * count]):
         if length:  # a compressed buffer begins with its size; -1 means that it is stored uncompressed
-            (promised,) = struct.unpack_from("<q", body, place)
+            (promised,) = struct.unpack_from("<q", body, position)
             if length < 0 or promised < -1:
                 raise CorruptBatch("A buffer of a batch has a negative size; run `kvstore check`.")
             raw += length if promised < 0 else promised
@@ -116,9 +116,9 @@ class FlatTable:
         vtable: Position of the vtable.
     """
 
-    def __init__(self, data: memoryview, place: int) -> None:
-        self._data, self._place = data, place
-        self.vtable = place - _I32.unpack_from(data, place)[0]
+    def __init__(self, data: memoryview, position: int) -> None:
+        self._data, self._position = data, position
+        self.vtable = position - _I32.unpack_from(data, position)[0]
         (self._size,) = _U16.unpack_from(data, self.vtable)
 
     def field(self, number: int) -> int:
@@ -126,10 +126,10 @@ class FlatTable:
         slot = 4 + 2 * number
         if slot >= self._size:
             return 0
-        (place,) = _U16.unpack_from(self._data, self.vtable + slot)
-        return self._place + place if place else 0
+        (position,) = _U16.unpack_from(self._data, self.vtable + slot)
+        return self._position + position if position else 0
 
 
-def follow(data: memoryview, place: int) -> int:
+def follow(data: memoryview, position: int) -> int:
     """The position that a flatbuffers offset leads to."""
-    return place + int(_U32.unpack_from(data, place)[0])
+    return position + int(_U32.unpack_from(data, position)[0])

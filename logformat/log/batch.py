@@ -278,22 +278,22 @@ def records_of(
         others: See :func:`logformat.log.arrow_message.decode`.
     """
     count = header.record_count
-    place = LAYOUTS[header.magic].size + header.statistics_length
+    position = LAYOUTS[header.magic].size + header.statistics_length
     if header.append_only:
         change_types = np.full(count, ChangeType.APPEND, np.uint8)
     else:
-        if place + count > header.size:
+        if position + count > header.size:
             raise CorruptBatch("A batch is shorter than its change types.", base_offset=header.base_offset)
-        change_types = np.frombuffer(view, np.uint8, count, place)
-        place += count
+        change_types = np.frombuffer(view, np.uint8, count, position)
+        position += count
         if change_types.max(initial=0) > _LAST_CHANGE_TYPE:
             raise CorruptBatch("A batch holds an unknown change type.", base_offset=header.base_offset)
     if not count:
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
         rows = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in wanted], schema=wanted)
     else:
-        start = header.records_position if header.magic == MAGIC else place
-        if start < place:
+        start = header.records_position if header.magic == MAGIC else position
+        if start < position:
             raise CorruptBatch("The rows of a batch begin inside its header.", base_offset=header.base_offset)
         rows = arrow_message.decode(view[start : header.size], schema, columns, validate=validate, others=others)
         if rows.num_rows != count:
@@ -325,12 +325,12 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     changes = b"" if batch.append_only else batch.change_types.astype(np.uint8, copy=False).tobytes()
     statistics = batch.statistics if magic > 0 else b""
     message = memoryview(arrow_message.encode(batch.rows, compression)) if count else memoryview(b"")
-    place = layout.size + len(statistics) + len(changes)
+    position = layout.size + len(statistics) + len(changes)
     before = after = 0
     if magic == MAGIC:
-        before = -place % ALIGNMENT
-        after = -(place + before + len(message)) % ALIGNMENT
-    size = place + before + len(message) + after
+        before = -position % ALIGNMENT
+        after = -(position + before + len(message)) % ALIGNMENT
+    size = position + before + len(message) + after
     raw = size if compression is None else batch.rows.nbytes
     if size > BATCH_BYTES_MAX or count > RECORDS_MAX or raw > RAW_BYTES_MAX // 2:
         raise InvalidRequest(
@@ -346,11 +346,11 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
         "record_count": count,
         "last_offset_delta": max(batch.last_offset_delta, count - 1, 0),
         "statistics_length": len(statistics),
-        "records_position": place + before if count else 0,
+        "records_position": position + before if count else 0,
         "crc": 0,
     }
-    head = bytearray(place + before)
-    head[layout.size : place] = statistics + changes
+    head = bytearray(position + before)
+    head[layout.size : position] = statistics + changes
     values = dict(zip(layout.given, layout.values_of(batch), strict=True)) | computed
     struct.pack_into(layout.format, head, 0, *layout.in_order(values))
     pieces = [memoryview(head), message, memoryview(bytes(after))]

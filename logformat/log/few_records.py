@@ -80,7 +80,7 @@ class FewRecordsEncoder:
         *self._validity_at, buffers = accumulate(
             [3 if nth in self._texts else 2 for nth in range(len(kinds))], initial=0
         )
-        self._data_at = [place - 1 for place in (*self._validity_at[1:], buffers)]
+        self._data_at = [number - 1 for number in (*self._validity_at[1:], buffers)]
         self._no_parts = [b""] * buffers
         self._nodes = struct.Struct(f"<{2 * len(schema)}q")
         self._buffers = struct.Struct(f"<{2 * buffers}q")
@@ -94,8 +94,8 @@ class FewRecordsEncoder:
         """The Arrow message of ``count`` rows, at least one."""
         cells, nulls = columns
         parts = self._no_parts.copy()
-        for place, these in zip(self._data_at, cells, strict=True):
-            parts[place] = b"".join(these)
+        for number, these in zip(self._data_at, cells, strict=True):
+            parts[number] = b"".join(these)
         for nth in self._texts:
             parts[self._data_at[nth] - 1] = _ends(count + 1).pack(0, *accumulate(map(len, cells[nth])))
         bitmap_bytes = (count + 7) // 8
@@ -103,8 +103,8 @@ class FewRecordsEncoder:
             bits = sum([1 << row for row, cell in enumerate(cells[nth]) if cell != b"\0"])
             parts[self._data_at[nth]] = bits.to_bytes(bitmap_bytes, "little")
         if any(nulls):
-            for place, bits in zip(self._validity_at, nulls, strict=True):
-                parts[place] = ((1 << count) - 1 ^ bits).to_bytes(bitmap_bytes, "little") if bits else b""
+            for number, bits in zip(self._validity_at, nulls, strict=True):
+                parts[number] = ((1 << count) - 1 ^ bits).to_bytes(bitmap_bytes, "little") if bits else b""
         head, paddings = self._head(count, nulls, tuple(map(len, parts)))
         return b"".join([head, *chain.from_iterable(zip(parts, paddings, strict=True))])
 
@@ -182,8 +182,8 @@ def _begun(header: BatchHeader, change_types: bytes, message_bytes: int) -> tupl
 
 def _start_of_message(count: int) -> int:
     """Where in a batch of so many records, at least one, their message begins."""
-    place = _HEADER.size + count
-    return place + -place % ALIGNMENT
+    position = _HEADER.size + count
+    return position + -position % ALIGNMENT
 
 
 def _put_header(batch: bytearray | memoryview, header: BatchHeader, size: int, count: int) -> None:

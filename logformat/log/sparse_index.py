@@ -61,9 +61,9 @@ def decode(data: bytes) -> list[Entry]:
     if data[:HEAD_BYTES] != _HEAD:
         return entries
     whole = len(data) - (len(data) - HEAD_BYTES) % ENTRY_BYTES
-    for place in range(HEAD_BYTES, whole, ENTRY_BYTES):
-        offset, timestamp, position, crc = struct.unpack_from(ENTRY, data, place)
-        if crc32c(memoryview(data)[place : place + ENTRY_BYTES - 4]) != crc:
+    for start in range(HEAD_BYTES, whole, ENTRY_BYTES):
+        offset, timestamp, position, crc = struct.unpack_from(ENTRY, data, start)
+        if crc32c(memoryview(data)[start : start + ENTRY_BYTES - 4]) != crc:
             break
         entry = Entry(Offset(offset), timestamp, Position(position))
         if entries and not (entries[-1].offset < offset and entries[-1].position < position):
@@ -74,11 +74,11 @@ def decode(data: bytes) -> list[Entry]:
 
 def at_offset(entries: Sequence[Entry], offset: Offset) -> Entry | None:
     """The last entry at or before an offset."""
-    place = bisect_right(entries, offset, key=lambda entry: entry.offset)
-    return entries[place - 1] if place else None
+    number = bisect_right(entries, offset, key=lambda entry: entry.offset)
+    return entries[number - 1] if number else None
 
 
 def before_time(entries: Sequence[Entry], timestamp: int) -> Entry | None:
     """The last entry older than a time; the first batch at or after that time is not before this entry."""
-    place = bisect_right(entries, timestamp - 1, key=lambda entry: entry.timestamp)
-    return entries[place - 1] if place else None
+    number = bisect_right(entries, timestamp - 1, key=lambda entry: entry.timestamp)
+    return entries[number - 1] if number else None

@@ -93,12 +93,12 @@ def decode_entry(writer_id: WriterId, data: bytes) -> WriterEntry:
     epoch, named, count, version = struct.unpack_from(HEAD, body)
     if version > _AGED:
         raise UnsupportedVersion("A writer entry was written by a newer kvstore; upgrade.", version=version)
-    place = struct.calcsize(HEAD) + version * struct.calcsize(UNCOUNTED)
-    if not count or len(body) != place + count * struct.calcsize(BATCH):
+    position = struct.calcsize(HEAD) + version * struct.calcsize(UNCOUNTED)
+    if not count or len(body) != position + count * struct.calcsize(BATCH):
         raise CorruptData("A writer entry has other batches than it counts; run `kvstore check`.", writer_id=writer_id)
     batches = tuple(
         RememberedBatch(Sequence(sequence), delta, Offset(base), timestamp)
-        for sequence, delta, base, timestamp in struct.iter_unpack(BATCH, body[place:])
+        for sequence, delta, base, timestamp in struct.iter_unpack(BATCH, body[position:])
     )
     uncounted = struct.unpack_from(UNCOUNTED, body, struct.calcsize(HEAD))[0] if version else 0
     return WriterEntry(Epoch(epoch), bool(named), batches, uncounted)
@@ -120,20 +120,20 @@ def decode_snapshot(data: bytes) -> tuple[Offset, dict[WriterId, WriterEntry]]:
     Raises:
         CorruptData: The file is damaged.
     """
-    place = struct.calcsize(SNAPSHOT_HEAD)
-    if len(data) < place + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
+    position = struct.calcsize(SNAPSHOT_HEAD)
+    if len(data) < position + 4 or struct.unpack_from("<I", data, len(data) - 4)[0] != crc32c(memoryview(data)[:-4]):
         raise CorruptData("A writer snapshot fails its checksum; run `kvstore check`.")
     magic, version, _, next_offset, count = struct.unpack_from(SNAPSHOT_HEAD, data)
     if magic != _SNAPSHOT_MAGIC or version not in (1, 2):
         raise CorruptData("This is no writer snapshot; run `kvstore check`.")
     writers = {}
     for _ in range(count):
-        if len(data) < place + 12:
+        if len(data) < position + 12:
             raise CorruptData("A writer snapshot is cut short; run `kvstore check`.")
-        writer_id, length = struct.unpack_from("<qI", data, place)
-        place += 12
-        writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[place : place + length])
-        place += length
+        writer_id, length = struct.unpack_from("<qI", data, position)
+        position += 12
+        writers[WriterId(writer_id)] = decode_entry(WriterId(writer_id), data[position : position + length])
+        position += length
     return Offset(next_offset), writers
 
 

@@ -369,8 +369,8 @@ def has_ranges(ranges: list[SharedRange], some: list[SharedRange]) -> bool:
     """Whether ranges of a bucket in an earlier epoch are among those of a later one, or have expired there."""
     start = ranges[0].start if ranges else 0
     left = [each for each in some if each.end > start]
-    place = bisect_left(ranges, left[0].start, key=lambda each: each.start) if left else 0
-    return ranges[place : place + len(left)] == left
+    number = bisect_left(ranges, left[0].start, key=lambda each: each.start) if left else 0
+    return ranges[number : number + len(left)] == left
 
 
 def batch_name(writer: str, query: str, batch: int) -> str:

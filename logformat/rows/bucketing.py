@@ -77,14 +77,14 @@ def _murmur3(keys: BinaryColumn, start: int) -> np.ndarray:
         for byte in codes[:, whole:].T:
             hashes = _mixed_in(hashes, _signed(byte))
         return _finished(hashes ^ lengths.astype(np.uint32))
-    for place in range(int(words.max(initial=0))):
-        rows = np.flatnonzero(words > place)
-        at = starts[rows] + _WORD * place
+    for nth in range(int(words.max(initial=0))):
+        rows = np.flatnonzero(words > nth)
+        at = starts[rows] + _WORD * nth
         word = sum(keys.flat[at + i].astype(np.uint32) << np.uint32(8 * i) for i in range(_WORD))
         hashes[rows] = _mixed_in(hashes[rows], word)
-    for place in range(int(tails.max(initial=0))):
-        rows = np.flatnonzero(tails > place)
-        byte = keys.flat[starts[rows] + _WORD * words[rows] + place]
+    for nth in range(int(tails.max(initial=0))):
+        rows = np.flatnonzero(tails > nth)
+        byte = keys.flat[starts[rows] + _WORD * words[rows] + nth]
         hashes[rows] = _mixed_in(hashes[rows], _signed(byte))
     return _finished(hashes ^ lengths.astype(np.uint32))
 

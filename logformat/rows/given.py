@@ -104,6 +104,6 @@ def _without_index(frame: Any, names: Sequence[str]) -> Any:
         )
     if not named:
         return frame
-    if unnamed := [place for place, level in enumerate(levels) if level is None]:
+    if unnamed := [number for number, level in enumerate(levels) if level is None]:
         frame = frame.reset_index(level=unnamed, drop=True)
     return frame.reset_index()

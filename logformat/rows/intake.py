@@ -88,8 +88,8 @@ class ArrowIntake:
             data.validate(full=True)
         except pa.ArrowInvalid:
             return None
-        for place in self._not_null:
-            if data.column(place).null_count:
+        for number in self._not_null:
+            if data.column(number).null_count:
                 return None
         return data
 

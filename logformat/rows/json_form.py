@@ -105,11 +105,11 @@ def from_text(cells: pa.StringArray, stored: pa.DataType) -> pa.Array:
 
 
 def _cut(items: list[Any], lengths: list[int | None]) -> list[list[Any] | None]:
-    place = 0
+    position = 0
     cut: list[list[Any] | None] = []
     for length in lengths:
-        cut.append(None if length is None else items[place : place + length])
-        place += length or 0
+        cut.append(None if length is None else items[position : position + length])
+        position += length or 0
     return cut
 
 

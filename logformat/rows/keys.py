@@ -87,38 +87,38 @@ class KeyCodec:
         if keys.width is not None and keys.width == self.width:
             return self._decode_fixed(keys.matrix())
         flat = keys.flat
-        place, ends = keys.offsets[:-1] + len(ROW), keys.offsets[1:]
+        positions, ends = keys.offsets[:-1] + len(ROW), keys.offsets[1:]
         stops = np.flatnonzero(flat == 0) if self.width is None else np.zeros(0, np.int64)
         columns = []
         for field in self._fields:
             if is_variable(field.type):
-                nth = np.searchsorted(stops, place)
+                nth = np.searchsorted(stops, positions)
                 if (nth >= len(stops)).any():
                     raise CorruptData("A stored key has no end; run `kvstore check`.", column=field.name)
                 following = stops[nth] + 1
                 code_ends = following - 1
             else:
-                following = code_ends = place + fixed_width(field.type)
+                following = code_ends = positions + fixed_width(field.type)
             if (following > ends).any():
                 raise CorruptData("A stored key is cut short; run `kvstore check`.", column=field.name)
-            codes = binary_column.slices(flat, place, code_ends)
+            codes = binary_column.slices(flat, positions, code_ends)
             if is_variable(field.type):
                 columns.append(_decode_variable(codes, field.type))
             else:
                 shape = len(codes), fixed_width(field.type)
                 matrix = np.ndarray(shape, np.uint8, codes.buffers()[2] or b"")
                 columns.append(_decode_fixed(matrix, field.type))
-            place = following
-        if (place != ends).any():
+            positions = following
+        if (positions != ends).any():
             raise CorruptData("A stored key is too long; run `kvstore check`.")
         return columns
 
     def _decode_fixed(self, keys: np.ndarray) -> list[pa.Array]:
-        columns, place = [], len(ROW)
+        columns, position = [], len(ROW)
         for field in self._fields:
-            following = place + fixed_width(field.type)
-            columns.append(_decode_fixed(keys[:, place:following], field.type))
-            place = following
+            following = position + fixed_width(field.type)
+            columns.append(_decode_fixed(keys[:, position:following], field.type))
+            position = following
         return columns
 
 

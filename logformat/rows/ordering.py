@@ -70,8 +70,8 @@ def _padded(keys: BinaryColumn) -> np.ndarray | None:
     if keys.offsets[-2] + longest > len(flat):
         flat = np.append(flat, np.zeros(_SPREAD_MAX, np.uint8))
     matrix = windows(flat, longest)[keys.offsets[:-1]].view(np.uint8).reshape(len(keys), longest)
-    for place in range(shortest, longest):
-        matrix[lengths <= place, place] = 0
+    for position in range(shortest, longest):
+        matrix[lengths <= position, position] = 0
     return matrix
 
 

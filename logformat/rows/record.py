@@ -96,12 +96,12 @@ class RecordCodec:
             fixed = np.ndarray((rows,), self.dtype, flat, int(starts[0]), (step,))
         else:
             fixed = binary_column.windows(flat, size)[starts].view(self.dtype)
-        ranges, place = {}, fixed_ends
+        ranges, positions = {}, fixed_ends
         for i in self._variable:
-            following = place + fixed[self._names[i]]
-            ranges[i] = (place, following)
-            place = following
-        if (place > ends).any():
+            following = positions + fixed[self._names[i]]
+            ranges[i] = (positions, following)
+            positions = following
+        if (positions > ends).any():
             raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
         bitmap = fixed["nulls"] if fixed["nulls"].any() else None
         columns = []

@@ -137,12 +137,12 @@ def from_json(columns: Sequence[dict[str, Any]]) -> pa.Schema:
     Raises:
         UnsupportedVersion: A newer version wrote it.
     """
-    return pa.schema([_column_from_json(column, place) for place, column in enumerate(columns)])
+    return pa.schema([_column_from_json(column, number) for number, column in enumerate(columns)])
 
 
-def dropped_name(place: int) -> str:
+def dropped_name(number: int) -> str:
     """The name that the column at this place of a schema has once it is dropped."""
-    return f"{_DROPPED}{place}"
+    return f"{_DROPPED}{number}"
 
 
 def is_dropped(name: str) -> bool:
@@ -160,7 +160,7 @@ def named_as(schema: pa.Schema, newer: pa.Schema) -> pa.Schema:
     """A stored schema with the names of a newer one; the schema itself if they are the same."""
     if schema.names == newer.names[: len(schema)]:
         return schema
-    return pa.schema([newer.field(place) for place in range(len(schema))])
+    return pa.schema([newer.field(number) for number in range(len(schema))])
 
 
 def new_names(then: Sequence[str], now: Sequence[str]) -> dict[str, str | None]:
@@ -169,10 +169,10 @@ def new_names(then: Sequence[str], now: Sequence[str]) -> dict[str, str | None]:
     return {old: None if is_dropped(new) else new for old, new in pairs if not is_dropped(old)}
 
 
-def _column_from_json(column: dict[str, Any], place: int) -> pa.Field:
+def _column_from_json(column: dict[str, Any], number: int) -> pa.Field:
     match column:
         case {"name": None, "nullable": True}:
-            return _field_from_json({**column, "name": dropped_name(place)}, 0)
+            return _field_from_json({**column, "name": dropped_name(number)}, 0)
     return _field_from_json(column, 0)
 
 

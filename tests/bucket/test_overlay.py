@@ -284,13 +284,13 @@ def test_many_rows_that_the_index_has_by_now_are_forgotten(store: kvstore.Store)
     log, definition = table.bucket(0).handle.log, store.runtime.definition("t")
     keys = layout_of(definition).encode_keys(pa.RecordBatch.from_pylist(rows, SCHEMA)).to_list()
     with looked_at_once():
-        rest = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+        rest = overlay.Overlay(lambda: log, lambda: definition, log.position_of(Offset(0)))
         for index, end, first in [(0, 20, 0), (17, 23, 0), (19, 24, 0), (20, 26, 20), (23, 29, 20), (26, 30, 24)]:
-            rest.begin_at(log.place(Offset(index)))
+            rest.begin_at(log.position_of(Offset(index)))
             rest.extend(Offset(end), rows=True)
             assert rest.start <= index
             assert [key for key in keys if rest.find(key)] == keys[first:end]
-    counted = overlay.Overlay(lambda: log, lambda: definition, log.place(Offset(0)))
+    counted = overlay.Overlay(lambda: log, lambda: definition, log.position_of(Offset(0)))
     counted.extend(Offset(20), rows=False)
     counted.extend(Offset(5), rows=True)
     assert counted.end == 20

@@ -24,15 +24,15 @@ def test_a_worker_leaves_the_catalog_of_a_copy_alone(tmp_path: Path, is_link: bo
     with kvstore.open(path) as store:
         store.create_table("t", {"k": "int64"}, "k")
         runtime = store.runtime
-        assert runtime.place is not None
+        assert runtime.held is not None
         task = Task(
             epoch=Epoch(1),
             store=str(path),
             store_id=store_file.decode((path / "STORE").read_bytes()).store_id,
             txid=Txid(1),
             seconds=60,
-            directory=runtime.place.identity,
-            catalog=runtime.place.identity_of(path / "meta"),
+            directory=runtime.held.identity,
+            catalog=runtime.held.identity_of(path / "meta"),
         )
     shutil.copytree(path, copy)
     (path / "meta").rename(tmp_path / "away")

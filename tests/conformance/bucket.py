@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.recovery import open_merged
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.write_path import WritePath
@@ -41,14 +41,14 @@ class Bucket:
     path: WritePath
 
     def __init__(self, directory: Path) -> None:
-        self.place = BucketPlace(directory, IDENTITY)
+        self.paths = BucketPaths(directory, IDENTITY)
         self.clock = SetClock(0)
-        log_recovery.create(self.place.log, IDENTITY, Files())
+        log_recovery.create(self.paths.log, IDENTITY, Files())
         self.reopen()
 
     def reopen(self) -> None:
         """Recover the bucket and open it."""
-        self.path = open_merged(self.place, DEFINITION, OPTIONS, Files(), self.clock)
+        self.path = open_merged(self.paths, DEFINITION, OPTIONS, Files(), self.clock)
 
     def append(self, writer: int = NO_WRITER, sequence: int = NO_SEQUENCE) -> AppendResult:
         """Append a batch of one record, if it is the writer's next."""
@@ -78,22 +78,22 @@ class Bucket:
         the index, which is derived and would be ahead of the log.
         """
         self.close()
-        log = LogFiles(self.place.log, IDENTITY)
+        log = LogFiles(self.paths.log, IDENTITY)
         found = next(log.batches(Offset(offset), self.path.log.end.offset), None)
         for base in log.bases():
             if base and base >= offset:
-                paths.segment_file(self.place.log, base).unlink()
+                paths.segment_file(self.paths.log, base).unlink()
         if found is not None and found.path.exists():
             with found.path.open("r+b") as file:
                 file.truncate(found.position)
-        shutil.rmtree(self.place.index)
+        shutil.rmtree(self.paths.index)
         self.reopen()
 
     def expire(self, offset: int) -> None:
         """Remove the segments before an offset, as retention does: below a snapshot of the index."""
         self.path.commit()
         taken = snapshot.take(
-            self.place.directory,
+            self.paths.directory,
             IDENTITY,
             self.path.memtable.index.view,
             lambda: DEFINITION,
@@ -102,17 +102,17 @@ class Bucket:
         )
         needed = retention.needed_from(taken.log_end, self.path.log.end)
         expired = Offset(min(needed, offset))
-        retention.remove_before(self.place.log, LogFiles(self.place.log, IDENTITY), expired, Files())
+        retention.remove_before(self.paths.log, LogFiles(self.paths.log, IDENTITY), expired, Files())
 
     def lose_index(self) -> None:
         """Open the bucket without its index."""
         self.close()
-        shutil.rmtree(self.place.index)
+        shutil.rmtree(self.paths.index)
         self.reopen()
 
     def files(self) -> list[int]:
         """Offsets of the ``.writers`` files."""
-        bases = (paths.writers_base(path.name) for path in self.place.log.iterdir())
+        bases = (paths.writers_base(path.name) for path in self.paths.log.iterdir())
         return sorted(base for base in bases if base is not None)
 
     def snapshots(self) -> list[int]:
@@ -120,7 +120,7 @@ class Bucket:
 
         The state of writers at the start of the log is not a snapshot: no batch of the log shows it.
         """
-        start = LogFiles(self.place.log, IDENTITY).start()
+        start = LogFiles(self.paths.log, IDENTITY).start()
         return sorted(offset for offset in {*self.files(), self.map_end()} if offset > start)
 
     def map_end(self) -> int:

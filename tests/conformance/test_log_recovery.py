@@ -130,13 +130,13 @@ def build(bucket: Bucket, setup: str) -> None:
         else:
             bucket.append(1, int(word.removeprefix("seq")))
     bucket.close()
-    paths.writers_file(bucket.place.log, Offset(int(parts[2]))).touch()
+    paths.writers_file(bucket.paths.log, Offset(int(parts[2]))).touch()
 
 
 def follow(bucket: Bucket, writer: str, steps: str) -> None:
     """Append batches with given offsets, as a follower does; the index does not see them."""
     bucket.close()
-    log, states = open_log(bucket.place.log), WriterStates({})
+    log, states = open_log(bucket.paths.log), WriterStates({})
     for step in re.findall(r"roll|\d+", steps):
         if step == "roll":
             log.roll(states.snapshot(log.end.offset))

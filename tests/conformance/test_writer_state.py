@@ -152,7 +152,7 @@ class Run:
         self.bucket.expire(offset)
 
     def _snapshot(self) -> None:
-        bucket, log = self.bucket, self.bucket.place.log
+        bucket, log = self.bucket, self.bucket.paths.log
         before = {path: path.stat().st_ino for path in log.iterdir() if path.suffix in (".writers", ".log")}
         is_new = bucket.path.log.end.offset not in bucket.files()
         bucket.snapshot()
@@ -179,16 +179,16 @@ def damage(bucket: Bucket, change: Callable[[bytes], bytes]) -> BinaryIO:
 
     Returns the damaged file open, so that no other file gets its inode.
     """
-    newest = paths.writers_file(bucket.place.log, Offset(bucket.files()[-1]))
+    newest = paths.writers_file(bucket.paths.log, Offset(bucket.files()[-1]))
     with pytest.raises(CorruptData):
         decode_snapshot(change(newest.read_bytes()))
     bucket.close()
-    with lmdb.open(str(bucket.place.index)) as environment, environment.begin(write=True) as transaction:
+    with lmdb.open(str(bucket.paths.index)) as environment, environment.begin(write=True) as transaction:
         entries = [(key, value) for key, value in transaction.cursor() if key[:1] == b"\1"]
         assert entries
         for key, value in entries:
             transaction.put(key, change(value))
-    return (bucket.place.index / "data.mdb").open("rb")
+    return (bucket.paths.index / "data.mdb").open("rb")
 
 
 @pytest.mark.parametrize("name", having("snapshots"))

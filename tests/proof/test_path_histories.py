@@ -22,7 +22,7 @@ from unittest.mock import patch
 import pytest
 
 import kvstore
-from kvstore.disk.place import StoreDirectory
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import StoreError
 from tests.crash.conftest import Tell
 from tests.proof.budget import Run, budget
@@ -227,7 +227,7 @@ def serve_without(pipe: Pipe, path: Path, seed: int, *, opens_by_path: bool) -> 
     answers: dict[str, Any] = {"check": 0, "verify": None} | ({"below": None} if opens_by_path else {})
     with ExitStack() as stack:
         for name, answer in answers.items():
-            stack.enter_context(patch.object(StoreDirectory, name, return_value=answer))
+            stack.enter_context(patch.object(HeldDirectory, name, return_value=answer))
         serve(pipe, path, seed)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import kvstore
 import kvstore.store.session
-from kvstore.disk.place import LOOK_SECONDS
+from kvstore.disk.held_directory import LOOK_SECONDS
 from kvstore.errors import NoSuchTable, StoreClosed, StoreReplaced
 from kvstore.options import StoreOptions
 from kvstore.store.runtime import StoreRuntime

@@ -85,7 +85,7 @@ def owned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[kvstore.Table]:
 
 
 def path_of(table: kvstore.Table) -> Path:
-    return table.bucket(0).handle.place.directory.parents[2]
+    return table.bucket(0).handle.paths.directory.parents[2]
 
 
 @given(data=st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda body: frame(Kind.GREETING, body))))

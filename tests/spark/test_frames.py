@@ -16,7 +16,7 @@ import kvstore
 from kvstore.errors import InvalidRequest, OffsetOutOfRange, SchemaMismatch
 from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.read.sources import read
 from kvstore.spark.read.store import StoreReads
 from kvstore.spark.read.tasks import ReadRange, tasks_of
@@ -146,7 +146,7 @@ def test_rows_come_first_and_then_what_was_changed_since(store: kvstore.Store) -
     table.upsert([{"k": k, "s": "a", "v": 0.0} for k in range(3)])
     table.upsert([{"k": k, "s": "b", "v": 0.0} for k in range(2)])
     table.flush()
-    place = TablePlace.of(str(store.path), table, Kind.CHANGELOG)
+    place = TableAddress.of(str(store.path), table, Kind.CHANGELOG)
     target = pa.schema([("k", pa.int64()), ("s", pa.string()), ("_change_type", pa.string())])
     tasks = tasks_of(place, StoreReads(place, table), [ReadRange(0, 3, 7, inserted_at=0)])
     found = [tuple(row.values()) for task in tasks for batch in read(task, target) for row in batch.to_pylist()]

@@ -19,7 +19,7 @@ import kvstore
 from kvstore.errors import SchemaMismatch
 from kvstore.spark import KvStoreSource
 from kvstore.spark.options import Kind
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.statement import Statement
 from tests.support.renames import at_reads, reads_of
@@ -84,7 +84,7 @@ def test_what_a_statement_writes_has_the_columns_that_it_was_planned_with(swaps:
     def write() -> dict[str, Any]:
         ends = {bucket: end for bucket, (_, end) in swaps.table.offsets().items()}
         statement = None if kind == "insert" else Statement(ends)
-        place = TablePlace.of(str(swaps.store.path), swaps.table, Kind.ROWS)
+        place = TableAddress.of(str(swaps.store.path), swaps.table, Kind.ROWS)
         is_swapped = place.schema_id in swapped_ids(swaps)
         job = WriteJob(place, statement=statement)
         rows = pa.RecordBatch.from_pylist([{"k": "a", "v": 7, "w": 8}])

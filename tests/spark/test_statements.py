@@ -25,7 +25,7 @@ from kvstore.spark.connector.plans import decode, encode
 from kvstore.spark.connector.requests import answer
 from kvstore.spark.connector.writes import begin, begin_statement, commit
 from kvstore.spark.options import Kind
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.types import spark_schema
 from kvstore.spark.write.job import WriteJob
@@ -232,7 +232,7 @@ def test_a_statement_conflicts_with_a_write_of_its_rows_while_it_runs(
 def job_of(store: kvstore.Store, table: kvstore.Table) -> WriteJob:
     """The job of a statement that reads the table as it is now."""
     ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
-    return WriteJob(TablePlace.of(str(store.path), table, Kind.ROWS), statement=RowsRead(ends))
+    return WriteJob(TableAddress.of(str(store.path), table, Kind.ROWS), statement=RowsRead(ends))
 
 
 def sent(kind: str, rows: list[dict[str, object]]) -> pa.RecordBatch:

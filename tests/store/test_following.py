@@ -13,7 +13,7 @@ import pytest
 import kvstore
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import SystemClock
-from kvstore.disk.place import StoreDirectory
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import NoSuchTable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
@@ -141,7 +141,7 @@ def test_a_lock_that_is_taken_while_its_table_is_removed_is_no_fault_of_the_stor
     """Another thread verifies the directories of the store just then."""
     table = store.create_table("a", SCHEMA, "k")
     store.create_table("b", SCHEMA, "k").upsert({"k": 1})
-    try_acquire, hold = BucketLock.try_acquire, StoreDirectory.hold
+    try_acquire, hold = BucketLock.try_acquire, HeldDirectory.hold
     with Program(store.path, DROPPER) as other:
         assert other.line() == "ready"
 
@@ -149,10 +149,10 @@ def test_a_lock_that_is_taken_while_its_table_is_removed_is_no_fault_of_the_stor
             monkeypatch.undo()
             other.go_on()
             assert other.line() == "dropped"
-            monkeypatch.setattr(StoreDirectory, "hold", held_before_the_removal)
+            monkeypatch.setattr(HeldDirectory, "hold", held_before_the_removal)
             return try_acquire(lock)
 
-        def held_before_the_removal(place: StoreDirectory, directory: Path) -> None:
+        def held_before_the_removal(place: HeldDirectory, directory: Path) -> None:
             monkeypatch.undo()
             hold(place, directory)
             other.go_on()

@@ -19,7 +19,7 @@ import pytest
 
 import kvstore
 from kvstore.disk.files import Files
-from kvstore.disk.place import StoreDirectory
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import StoreError, StoreReplaced, WriterRejected
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
@@ -304,12 +304,12 @@ def test_a_store_that_is_at_its_path_is_written_as_before(world: World) -> None:
 
 
 def without_looking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreDirectory, "check", lambda _: 0)
-    monkeypatch.setattr(StoreDirectory, "verify", lambda *_: None)
+    monkeypatch.setattr(HeldDirectory, "check", lambda _: 0)
+    monkeypatch.setattr(HeldDirectory, "verify", lambda *_: None)
 
 
 def by_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StoreDirectory, "below", lambda *_: None)
+    monkeypatch.setattr(HeldDirectory, "below", lambda *_: None)
 
 
 @pytest.mark.parametrize("bug", [without_looking, by_path])

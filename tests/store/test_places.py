@@ -8,7 +8,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from kvstore.arguments import place_of
+from kvstore.arguments import bound_of
 from kvstore.errors import InvalidRequest
 
 offsets = st.integers(0, 2**63 - 1)
@@ -20,7 +20,7 @@ times = st.datetimes(
 @given(st.sampled_from(["full", "latest"]) | offsets | st.dictionaries(st.integers(0, 9), offsets) | times)
 def test_a_place_comes_back_from_its_text(place: object) -> None:
     text = place.isoformat() if isinstance(place, dt.datetime) else place if isinstance(place, str) else None
-    found = place_of("--start", json.dumps(place) if text is None else text, "full", "latest")
+    found = bound_of("--start", json.dumps(place) if text is None else text, "full", "latest")
     assert found == place
     assert isinstance(found, dt.datetime) == isinstance(place, dt.datetime)
 
@@ -30,7 +30,7 @@ def test_a_place_comes_back_from_its_text(place: object) -> None:
 )
 def test_what_is_none_is_refused_by_name(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^--start is full, JSON .*, an offset, or a time with its zone"):
-        place_of("--start", text, "full")
+        bound_of("--start", text, "full")
 
 
 @pytest.mark.parametrize(
@@ -38,4 +38,4 @@ def test_what_is_none_is_refused_by_name(text: str) -> None:
 )
 def test_offsets_by_bucket_are_json(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^--end is latest, or JSON from bucket to offset"):
-        place_of("--end", text, "latest")
+        bound_of("--end", text, "latest")

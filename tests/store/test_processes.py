@@ -211,7 +211,7 @@ def test_a_table_that_is_not_handed_over_is_not_dropped(
     store: kvstore.Store, table: kvstore.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime, "COMMIT_WAIT_SECONDS", 0)
-    other = ProcessLock(table.bucket(0).handle.place.directory / paths.LOCK_FILE)
+    other = ProcessLock(table.bucket(0).handle.paths.directory / paths.LOCK_FILE)
     other.acquire()
     with pytest.raises(StoreLocked, match="holder_pid"):
         store.drop_table("t")
@@ -224,7 +224,7 @@ ROWS = [{"k": k, "v": 0} for k in range(20)]
 
 ONE_BUCKET = """
 from kvstore.disk.lock import ProcessLock
-lock = ProcessLock(kvstore.open(path).table("several").bucket(2).handle.place.directory / "LOCK")
+lock = ProcessLock(kvstore.open(path).table("several").bucket(2).handle.paths.directory / "LOCK")
 lock.acquire()
 print("locked")
 sys.stdin.readline()

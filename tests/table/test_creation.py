@@ -229,7 +229,7 @@ def test_a_table_is_created_while_another_process_removes_the_files_of_one_it_dr
             super().rename(old, new)
 
     with kvstore.open(store_path) as store:
-        dropped = store.create_table("t", SCHEMA, "k").bucket(0).handle.place.directory.parent
+        dropped = store.create_table("t", SCHEMA, "k").bucket(0).handle.paths.directory.parent
         other = store_path.parent / "kept"
         shutil.copytree(dropped, other)
         store.drop_table("t")

@@ -138,7 +138,7 @@ def test_many_threads_share_a_table_and_a_writer(table: kvstore.Table) -> None:
 HOLD = """
 from kvstore.disk.lock import ProcessLock
 table = kvstore.open(path).table("t")
-locks = [ProcessLock(table.bucket(number).handle.place.directory / "LOCK") for number in range(table.buckets)]
+locks = [ProcessLock(table.bucket(number).handle.paths.directory / "LOCK") for number in range(table.buckets)]
 for lock in locks:
     lock.acquire()
 print("holds")

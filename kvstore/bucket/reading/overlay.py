@@ -22,7 +22,7 @@ import numpy as np
 
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.merge.tail import TOGETHER_KEYS, late_runs, state_after
-from kvstore.bucket.recovery import is_at_end, synced_end
+from kvstore.bucket.recovery import is_at_end, replay_start, synced_end
 from kvstore.disk.files import Files, refusals
 from kvstore.errors import CorruptBatch
 from kvstore.index.index import Index, View
@@ -96,30 +96,30 @@ class Overlay:
             CorruptBatch: A batch is damaged, or none ends there. What was read stays, and is right.
             OffsetOutOfRange: The log does not hold the changes any more.
         """
-        place, headers = self._headers
-        end = max(end, place.offset)
-        if end > place.offset:
-            batches = list(self._log().batches_at(place, end))
+        known, headers = self._headers
+        end = max(end, known.offset)
+        if end > known.offset:
+            batches = list(self._log().batches_at(known, end))
             if batches[-1].header.next_offset != end:
                 raise CorruptBatch("No batch of a log ends where it should; run `kvstore check`.", offset=end)
             reached = batches[-1].after
             self._headers = reached, [*headers, *((each.header, _added_rows(each)) for each in batches)]
-            if rows and self._rows_end == place:
+            if rows and self._rows_end == known:
                 self._read_rows(batches)
                 self._rows_end = reached
         if rows and self._rows_end.offset < end:
             self._read_rows(self._log().batches_at(self._rows_end, end))
             self._rows_end = self._headers[0]
 
-    def begin_at(self, place: LogEnd) -> None:
+    def begin_at(self, start: LogEnd) -> None:
         """Drop what an index has that has all changes before a place, if that is much, and read no more of it.
 
         What is there then is frozen: it is dropped together, once an index has all of it.
         """
-        if self._rows_end.offset < place.offset:
-            self.start = self._frozen_end = place.offset
-            self._rows, self._rows_end = RowLayers(), place
-        elif self._frozen_end <= place.offset and max(len(self._rows), len(self._headers[1])) > KEPT_MAX:
+        if self._rows_end.offset < start.offset:
+            self.start = self._frozen_end = start.offset
+            self._rows, self._rows_end = RowLayers(), start
+        elif self._frozen_end <= start.offset and max(len(self._rows), len(self._headers[1])) > KEPT_MAX:
             self.start, self._frozen_end = self._frozen_end, self._rows_end.offset
             self._rows = self._rows.without_frozen().freeze()
         else:
@@ -181,8 +181,8 @@ def _added_rows(batch: FoundBatch) -> int:
     header = batch.header
     if header.append_only:
         return header.record_count
-    place = LAYOUTS[header.magic].size + header.statistics_length
-    return int(_ADDS[np.frombuffer(batch.data, np.uint8, header.record_count, place)].sum())
+    position = LAYOUTS[header.magic].size + header.statistics_length
+    return int(_ADDS[np.frombuffer(batch.data, np.uint8, header.record_count, position)].sum())
 
 
 class OverlayReader:
@@ -198,9 +198,9 @@ class OverlayReader:
     def __init__(self, context: BucketContext, is_written: Callable[[], bool | None]) -> None:
         self._context = context
         self._is_written = is_written
-        place, files = context.place, context.files
-        self._published = EndReader(place.directory, place.identity, files)
-        self._known_end = KnownEnd(place.log, files)
+        bucket, files = context.paths, context.files
+        self._published = EndReader(bucket.directory, bucket.identity, files)
+        self._known_end = KnownEnd(bucket.log, files)
         self._overlay: Overlay | None = None
         self._record: PublishedEnd | None = None
         self._has_rows = False
@@ -242,7 +242,7 @@ class OverlayReader:
         if state.applied_offset <= state.synced_offset:
             return False
         try:
-            self._log().place(state.applied_offset)
+            self._log().position_of(state.applied_offset)
         except CorruptBatch:
             return True
         return False
@@ -291,9 +291,9 @@ class OverlayReader:
 
     def _whole_end(self, state: IndexState, start: Offset) -> Offset:
         """Where the whole batches after an offset end."""
-        place, files = self._context.place, self._context.files
-        with refusals(place.log):
-            if start == state.applied_offset and is_at_end(place, state, files):
+        bucket, files = self._context.paths, self._context.files
+        with refusals(bucket.log):
+            if start == state.applied_offset and is_at_end(bucket, state, files):
                 return start
             return self._known_end.after(start, self._log())
 
@@ -306,24 +306,21 @@ class OverlayReader:
         overlay, start = self._overlay, state.applied_offset
         if overlay is None or not overlay.start <= start < overlay.end:
             context = self._context
-            overlay = Overlay(self._log, context.catalog.definition, self._place_of(state), context.files)
+            overlay = Overlay(self._log, context.catalog.definition, self._end_of(state), context.files)
         else:
-            overlay.begin_at(self._place_of(state))
+            overlay.begin_at(self._end_of(state))
         self._overlay = overlay
         overlay.extend(end, rows=rows)
         return overlay if start < overlay.end else None
 
-    def _place_of(self, state: IndexState) -> LogEnd:
+    def _end_of(self, state: IndexState) -> LogEnd:
         """Where in the log an index's changes end."""
-        end = synced_end(state)
-        if end.offset == state.applied_offset:
-            return end
         try:
-            return self._log().place(state.applied_offset)
+            return replay_start(state, self._log())
         except CorruptBatch:
-            if state.applied_offset < end.offset:
+            if state.applied_offset < state.synced_offset:
                 raise
-            return end._replace(offset=state.applied_offset)  # see `is_ahead`
+            return synced_end(state)._replace(offset=state.applied_offset)  # see `is_ahead`
 
     def _log(self) -> LogFiles:
-        return LogFiles(self._context.place.log, self._context.place.identity, self._context.files)
+        return LogFiles(self._context.paths.log, self._context.paths.identity, self._context.files)

@@ -54,7 +54,7 @@ class BucketReader:
     ) -> None:
         self.index: Index | None = None
         self._context = context
-        self._place = context.place
+        self._paths = context.paths
         self._ownership = ownership
         self._read_only = read_only
         self._opened = opened
@@ -120,7 +120,7 @@ class BucketReader:
         if known is None or self.index is not None:
             return None
         self._ownership.check_open()
-        if not known.is_current(self._place.index):
+        if not known.is_current(self._paths.index):
             return None
         if not self._was_just_looked_at:
             if self._context.catalog.writers().commits:
@@ -237,7 +237,7 @@ class BucketReader:
     def _lacks_nothing(self) -> bool:
         """Whether there is an index, the log has what it has, and its batch of each open commit."""
         if self.index is None:
-            self._use(usable_index(self._place, self._context.options, self._context.files))
+            self._use(usable_index(self._paths, self._context.options, self._context.files))
         if self.index is None or self._overlay.is_ahead(self.index.committed_state()):
             return False
         commits = self._context.catalog.writers().commits
@@ -252,7 +252,7 @@ class BucketReader:
 
     def _is_of_copy(self) -> bool:
         """Whether it is a copy that follows a replica: its catalog may be ahead of all its buckets."""
-        return (paths.store_of(self._place.directory) / paths.FOLLOWING).exists()
+        return (paths.store_of(self._paths.directory) / paths.FOLLOWING).exists()
 
     def _is_written(self) -> bool | None:
         """Whether another process writes the bucket; None if that can't be seen now."""
@@ -263,13 +263,13 @@ class BucketReader:
 
     def _is_written_elsewhere(self) -> bool:
         try:
-            return is_locked(self._place.directory / paths.LOCK_FILE, self._context.files)
+            return is_locked(self._paths.directory / paths.LOCK_FILE, self._context.files)
         except OSError:  # it can't be seen, for example on a read-only disk
             return False
 
     def _found(self) -> Index:
         for _ in range(_SWAP_LOOKS):
-            index = usable_index(self._place, self._context.options, self._context.files)
+            index = usable_index(self._paths, self._context.options, self._context.files)
             if index is not None:
                 return index
             if not self._is_written_elsewhere():
@@ -277,5 +277,5 @@ class BucketReader:
             pause()  # the process that writes the bucket may be replacing its index
         raise CorruptData(
             "The index of a bucket is missing or damaged; open the store for writing: it is built from the log.",
-            path=self._place.index,
+            path=self._paths.index,
         )

@@ -38,10 +38,10 @@ def parquet_schema(schema: pa.Schema) -> pa.Schema:
     """Columns of the file: the table's stored ones, and after them the schema id."""
     names = {*schema.names}
     fields = []
-    for place, field in enumerate(schema):
+    for number, field in enumerate(schema):
         name = field.name
         if is_dropped(name):
-            name = f"_dropped_{place}"
+            name = f"_dropped_{number}"
             while name in names:
                 name = f"_{name}"
         fields.append(pa.field(name, _with_leaves(field.type, _written_as), field.nullable))

@@ -289,7 +289,7 @@ def _write(
         paths.SNAPSHOT_ROWS: _file(directory / paths.SNAPSHOT_ROWS, files, rows_to),
         paths.SNAPSHOT_WRITERS: _file(directory / paths.SNAPSHOT_WRITERS, files, _all_of(encode_writers(writers))),
     }
-    place = _log_end(bucket=directory.parents[1], identity=identity, state=state)
+    end = _log_end(bucket=directory.parents[1], identity=identity, state=state)
     has_times = bool(state.uncounted_ms or state.back_offset or any(each.uncounted_ms for each in writers.values()))
     manifest = Manifest(
         format=FORMAT if has_times else 1,
@@ -298,8 +298,8 @@ def _write(
         bucket_id=identity.bucket_id,
         schema_id=definition.schema_id,
         applied_offset=state.applied_offset,
-        log_base=place.base,
-        log_position=place.position,
+        log_base=end.base,
+        log_position=end.position,
         row_count=state.row_count,
         digest=f"{state.digest:016x}",
         last_timestamp=state.last_timestamp,

@@ -140,13 +140,13 @@ def _compare(
     """Fold the changelog up to the last commit and three before it, and compare each with the history."""
     started = time.perf_counter()
     last = len(commits) - 1
-    places = sorted({last * quarter // 4 for quarter in (1, 2, 3, 4)})
+    numbers = sorted({last * quarter // 4 for quarter in (1, 2, 3, 4)})
     with console.status(f"folding the changelog with {reader.name}"):
-        counts, folded, rows = reader.read(path, [replay.ends[place] for place in places])
-    for place, files in zip(places, folded, strict=True):
-        _expect(replay, f"the changelog up to commit {place + 1}", files, repository.tree(commits[place].id))
+        counts, folded, rows = reader.read(path, [replay.ends[number] for number in numbers])
+    for number, files in zip(numbers, folded, strict=True):
+        _expect(replay, f"the changelog up to commit {number + 1}", files, repository.tree(commits[number].id))
     _expect(replay, f"the table read by {reader.name}", rows, repository.tree(commits[last].id))
-    return places, counts, time.perf_counter() - started
+    return numbers, counts, time.perf_counter() - started
 
 
 def _expect(
@@ -189,7 +189,7 @@ def _summary(
             ("duplicates answered", str(replay.duplicates)),
             ("offsets", f"0 to {replay.ends[-1] - 1}"),
             ("changes a second, one synced batch a commit", f"{sum(counts.values()) / replay.seconds:,.0f}"),
-            ("compared after commit", ", ".join(str(place + 1) for place in compared)),
+            ("compared after commit", ", ".join(str(number + 1) for number in compared)),
             (f"{reader} seconds", f"{seconds:.1f}"),
             ("differences", str(len(replay.mistakes))),
         ]

@@ -53,7 +53,7 @@ def export(
     changelog: Annotated[bool, typer.Option("--changelog", help="The changes, in place of the rows.")] = False,
     columns: Columns = None,
     where: Where = None,
-    place: AsOf = None,
+    moment: AsOf = None,
     start: Annotated[
         str | None,
         typer.Option(metavar="PLACE", help="Changes from here on: full, earliest (default), an offset or a time."),
@@ -72,7 +72,7 @@ def export(
     compression = None if to is None else COMPRESSIONS.get(to.suffix.lower())
     if compression is not None and chosen not in _TEXTS:
         raise InvalidRequest(f"{chosen} compresses itself; leave {to.suffix if to else ''} out.", to=to)
-    if changelog and (where is not None or place is not None):
+    if changelog and (where is not None or moment is not None):
         raise InvalidRequest("--where and --as-of are for rows; leave them or --changelog out.")
     if not changelog and (start is not None or end is not None):
         raise InvalidRequest("--start and --end are for changes; give --changelog, too.")
@@ -86,9 +86,9 @@ def export(
             batches: Iterator[pa.RecordBatch] = iter(table.changelog(first, last, columns=wanted))
         else:
             filter = parse_filter(where, table.schema)
-            scanned = table.scan(names_of(columns), filter=filter, as_of=as_of(place))
+            scanned = table.scan(names_of(columns), filter=filter, as_of=as_of(moment))
             schema, batches = scanned.schema, iter(scanned)
-            total = count_of(table) if filter is None and place is None else None
+            total = count_of(table) if filter is None and moment is None else None
         unit: Unit = "changes" if changelog else "rows"
         hidden = to is None and sys.stdout.isatty()
         with Bar(name, unit, total, hidden=hidden) as bar, _target(path, to) as file:

@@ -35,17 +35,17 @@ def portions(
     rows = size = 0
     for batch in batches:
         ends = np.cumsum(row_bytes(batch, nulls=False))
-        place = 0
-        while place < batch.num_rows:
-            before = int(ends[place - 1]) if place else 0
-            fitting = int(np.searchsorted(ends, before + bytes_max - size, side="right")) - place
+        row = 0
+        while row < batch.num_rows:
+            before = int(ends[row - 1]) if row else 0
+            fitting = int(np.searchsorted(ends, before + bytes_max - size, side="right")) - row
             taken = min(max(fitting, 0 if rows else 1), rows_max - rows)
             if taken:
-                waiting.append(batch.slice(place, taken))
-                place += taken
+                waiting.append(batch.slice(row, taken))
+                row += taken
                 rows += taken
-                size += int(ends[place - 1]) - before
-            if place < batch.num_rows or rows == rows_max:
+                size += int(ends[row - 1]) - before
+            if row < batch.num_rows or rows == rows_max:
                 yield pa.concat_batches(waiting)
                 waiting, rows, size = [], 0, 0
     if waiting:

@@ -28,18 +28,18 @@ def headers(segment: Segment, end: Offset) -> Iterator[tuple[Position, BatchHead
         CorruptBatch: The offsets of the batches are not consecutive.
     """
     data = segment.bytes_from(Position(0))
-    place, expected = Position(HEAD_BYTES), segment.base
+    position, expected = Position(HEAD_BYTES), segment.base
     while expected < end:
         try:
-            header = decode_header(data[place:])
+            header = decode_header(data[position:])
         except CorruptBatch as error:
-            raise CorruptBatch(error.message, path=segment.path, position=place, offset=expected) from error
+            raise CorruptBatch(error.message, path=segment.path, position=position, offset=expected) from error
         if header.base_offset != expected:
             raise CorruptBatch(
                 f"A batch has base offset {header.base_offset}; run `kvstore check`.",
                 path=segment.path,
-                position=place,
+                position=position,
                 offset=expected,
             )
-        yield place, header
-        place, expected = Position(place + header.size), header.next_offset
+        yield position, header
+        position, expected = Position(position + header.size), header.next_offset

@@ -60,7 +60,7 @@ def scan(
     columns: Columns = None,
     where: Where = None,
     limit: Annotated[int | None, typer.Option(metavar="N", help="Only the first N rows.", min=0)] = None,
-    place: AsOf = None,
+    moment: AsOf = None,
     start: Annotated[
         list[str] | None,
         typer.Option(metavar="VALUE", help="First key; of several columns, once for each of the first, in key order."),
@@ -81,7 +81,7 @@ def scan(
         table = store.table(name)
         filter = parse_filter(where, table.schema)
         reader = table.scan(
-            *(names_of(columns), filter, limit, as_of(place)),
+            *(names_of(columns), filter, limit, as_of(moment)),
             start=beginning_of(start, table),
             stop=beginning_of(stop, table),
             prefix=beginning_of(prefix, table),

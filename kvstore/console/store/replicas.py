@@ -47,7 +47,7 @@ def replicas_page(store: Store, _: Query) -> Page:
 
 def replica_page(store: Store, query: Query) -> Page:
     """The replica ``name``; ``stream`` lists the objects of one stream, ``page`` counts streams from 1."""
-    name, number, place = query.text("name"), query.number("page", least=1) or 1, query.text("stream")
+    name, number, stream = query.text("name"), query.number("page", least=1) or 1, query.text("stream")
     if name is None:
         raise InvalidRequest("Name a replica by `name`.")
     replica = store.replica(name)
@@ -59,7 +59,7 @@ def replica_page(store: Store, query: Query) -> Page:
         **report.to_json(),
         "streams_all": len(status.shipped),
         "streams": streams,
-        "objects": None if place is None else attempt(lambda: _objects(replica.objects(place, OBJECTS_READ))),
+        "objects": None if stream is None else attempt(lambda: _objects(replica.objects(stream, OBJECTS_READ))),
     }
     path = "/replicas/replica"
 
@@ -80,12 +80,12 @@ def replica_page(store: Store, query: Query) -> Page:
                 }
             ),
             _findings_html(facts, store),
-            None if facts["objects"] is None else _objects_html(facts["objects"], place or ""),
+            None if facts["objects"] is None else _objects_html(facts["objects"], stream or ""),
             tag("section", tag("h2", "What was shipped"), _LEGEND, _streams_html(streams, name), pages),
         )
 
     line = command("replica ls", store.path)
-    api = "/api" + url(path, name=name, stream=place, page=query.text("page"))
+    api = "/api" + url(path, name=name, stream=stream, page=query.text("page"))
     return Page(f"Replica {name}", facts, body, line, api, tab="replicas")
 
 
@@ -224,8 +224,8 @@ def _stream_row(each: dict[str, Any], name: str) -> list[Content]:
     ]
 
 
-def _objects_html(objects: Any, place: str) -> Html:
-    title = tag("h2", "Objects of ", tag("code", place))
+def _objects_html(objects: Any, stream: str) -> Html:
+    title = tag("h2", "Objects of ", tag("code", stream))
     if is_error(objects):
         return tag("section", title, error_box(objects))
     rows: list[list[Content]] = [

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from kvstore import BucketLog, BucketRows, Store, parse_filter
 from kvstore.clock import time_text
-from kvstore.console.commands import after_key, command, condition_of, names_given, of_key, place_given
+from kvstore.console.commands import after_key, bound_given, command, condition_of, names_given, of_key
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import attempt, field, grid, hidden, is_error, pager, value_html
@@ -61,21 +61,21 @@ def read_rows(
     most: int,
     query: Query,
     condition: pc.Expression | None = None,
-    **place: pa.RecordBatch | None,
+    **keys: pa.RecordBatch | None,
 ) -> Read:
     """At most so many rows of a bucket; ``as_of`` of the query says of when.
 
     With a condition, only so many rows are looked at, and :attr:`Read.stopped` is where to go on.
 
     Args:
-        place: ``key`` or ``after``, see :meth:`kvstore.Bucket.scan`.
+        keys: ``key`` or ``after``, see :meth:`kvstore.Bucket.scan`.
 
     Raises:
         StoreError: They can't be read; see :meth:`kvstore.Bucket.scan`.
     """
     opened = definition.table.bucket(bucket)
     read_names, at_once = (names, most) if condition is None else (definition.schema.names, ROWS_A_TIME)
-    with opened.scan(read_names, as_of=query.place("as_of"), batch_rows=at_once, **place) as scanned:
+    with opened.scan(read_names, as_of=query.bound("as_of"), batch_rows=at_once, **keys) as scanned:
         _check_past(opened.log, scanned)
         kept, stopped = _matching(scanned.batches, condition, most)
     rows = pa.Table.from_batches(kept, scanned.schema).select(names).combine_chunks()
@@ -317,8 +317,8 @@ def _bucket_field(definition: Definition, query: Query) -> Html | None:
 def _command(
     store: Store, definition: Definition, key: list[str], after: list[str], names: list[str], query: Query
 ) -> str | None:
-    place = query.text("as_of")
-    if key and place is None:
+    bound = query.text("as_of")
+    if key and bound is None:
         return command("get", store.path, definition.name, *key)
     if definition.buckets > 1 and not key:
         return None  # `kvstore scan` reads all buckets
@@ -338,6 +338,6 @@ def _command(
         definition.name,
         columns=names_given(names if len(names) < len(definition.schema) else None),
         where=condition,
-        as_of=place_given(place, bucket, definition.table.offsets()),
+        as_of=bound_given(bound, bucket, definition.table.offsets()),
         limit=ROWS_SHOWN,
     )

@@ -128,8 +128,8 @@ class Filter:
             return False
         if not self.kinds or header.append_only:
             return not self.kinds or WORDS[ChangeType.APPEND.word][0] in self.kinds
-        place = LAYOUTS[header.magic].size + header.statistics_length
-        there = np.unique(np.frombuffer(batch.data, np.uint8, header.record_count, place))
+        position = LAYOUTS[header.magic].size + header.statistics_length
+        there = np.unique(np.frombuffer(batch.data, np.uint8, header.record_count, position))
         return any(int(kind) in _NUMBERS and _NUMBERS[int(kind)] in self.kinds for kind in there)
 
     def of_binlog(self, changes: pa.RecordBatch) -> pa.RecordBatch:
@@ -154,9 +154,9 @@ def read_stretch(definition: Definition, bucket: int, names: list[str], filter: 
     ends = [int(end) for end, _ in table.committed().values()]
     log, log_end = table.bucket(bucket).log, ends[bucket]
     log_start = log.start()
-    last = _place("end", query, log, log_start, log_end, log_end)
+    last = _bound("end", query, log, log_start, log_end, log_end)
     most = OFFSETS_READ if filter else OFFSETS_SHOWN
-    start = _place("start", query, log, log_start, log_end, max(log_start, last - most))
+    start = _bound("start", query, log, log_start, log_end, max(log_start, last - most))
     if start > last:
         raise InvalidRequest("`end` comes before `start`.", start=start, end=last)
     stretch = Stretch(start, min(start + most, last), log_start, log_end, ends)
@@ -168,15 +168,15 @@ def read_stretch(definition: Definition, bucket: int, names: list[str], filter: 
     return stretch
 
 
-def _place(name: str, query: Query, log: BucketLog, log_start: int, log_end: int, default: int) -> int:
-    place = query.place(name)
-    if place is None:
+def _bound(name: str, query: Query, log: BucketLog, log_start: int, log_end: int, default: int) -> int:
+    bound = query.bound(name)
+    if bound is None:
         return default
-    if not isinstance(place, int):
-        return min(log.offset_at(place), log_end)
-    if not log_start <= place <= log_end:
-        raise OffsetOutOfRange("The log does not hold this offset.", offset=place, log_start=log_start, log_end=log_end)
-    return place
+    if not isinstance(bound, int):
+        return min(log.offset_at(bound), log_end)
+    if not log_start <= bound <= log_end:
+        raise OffsetOutOfRange("The log does not hold this offset.", offset=bound, log_start=log_start, log_end=log_end)
+    return bound
 
 
 class Reader:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore import Patch, Store, Table
-from kvstore.arguments import place_of
+from kvstore.arguments import bound_of
 from kvstore.console.commands import command
 from kvstore.console.html import Content, Html, tag, url
 from kvstore.console.page import Page
@@ -131,8 +131,8 @@ class Preview:
 
 def _preview(definition: Definition, asked: Asked) -> Preview:
     table = definition.table
-    start: Any = place_of("`start`", asked.start or "", "earliest", "latest")
-    end: Any = None if asked.end is None else place_of("`end`", asked.end, "latest")
+    start: Any = bound_of("`start`", asked.start or "", "earliest", "latest")
+    end: Any = None if asked.end is None else bound_of("`end`", asked.end, "latest")
     _check_size(table, start)
     undo = table.undo(start, end, asked.writer, asked.epoch, asked.job, asked.task)
     rows = Patch.of(table, undo).rows

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from kvstore import Store
-from kvstore.console.commands import command, place_given
+from kvstore.console.commands import bound_given, command
 from kvstore.console.html import Html, tag, url
 from kvstore.console.page import Page
 from kvstore.console.parts import pager
@@ -26,10 +26,10 @@ def history_page(store: Store, definition: Definition, query: Query) -> Page:
     texts, number = query.all("key"), query.number("page", least=1) or 1
     key = key_of(texts, definition)
     bucket, ranges = bucket_of(key, definition), definition.table.offsets()
-    place = query.place("start")
-    start: Any = "earliest" if place is None else place
-    if isinstance(place, int):
-        start = {each: place if each == bucket else first for each, (first, _) in ranges.items()}
+    bound = query.bound("start")
+    start: Any = "earliest" if bound is None else bound
+    if isinstance(bound, int):
+        start = {each: bound if each == bucket else first for each, (first, _) in ranges.items()}
     history = definition.table.history(key.to_pylist()[0], start)
     log_start = int(history.schema.metadata[b"log_start"])
     last = history.num_rows - (number - 1) * VERSIONS_SHOWN
@@ -68,7 +68,7 @@ def history_page(store: Store, definition: Definition, query: Query) -> Page:
         )
 
     line = command(
-        "history", store.path, definition.name, *texts, start=place_given(query.text("start"), bucket, ranges)
+        "history", store.path, definition.name, *texts, start=bound_given(query.text("start"), bucket, ranges)
     )
     api = "/api" + url(path, **kept, page=query.text("page"))
     return Page("History of " + ", ".join(each[:100] for each in texts), facts, body, line, api, definition, "rows")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.disk.files import Files
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, head_at
 from kvstore.log.segments import LogIdentity
@@ -46,7 +46,7 @@ def write_bucket(
         write_snapshot(bucket, source.read(path.snapshot), files)
 
 
-def begin_bucket(place: BucketPlace, source: Source, path: ShippedPath, files: Files) -> None:
+def begin_bucket(bucket: BucketPaths, source: Source, path: ShippedPath, files: Files) -> None:
     """Create a bucket that has the snapshot of a path, and an empty log that continues it; writes no index.
 
     The directory gets its name when it is complete.
@@ -55,15 +55,15 @@ def begin_bucket(place: BucketPlace, source: Source, path: ShippedPath, files: F
         CorruptData: The snapshot is damaged.
         OSError: The disk is full or failed.
     """
-    unfinished = place.directory.with_name(place.directory.name + paths.TEMPORARY)
+    unfinished = bucket.directory.with_name(bucket.directory.name + paths.TEMPORARY)
     files.remove_tree(unfinished)
     for directory in (unfinished.parents[1], unfinished.parent, unfinished, unfinished / paths.LOG):
         files.make_directory(directory)
-    SegmentWriter.begin(unfinished / paths.LOG, head_at(Offset(path.start), place.identity), files).finish()
+    SegmentWriter.begin(unfinished / paths.LOG, head_at(Offset(path.start), bucket.identity), files).finish()
     if path.snapshot is not None:
         write_snapshot(unfinished, source.read(path.snapshot), files)
-    files.rename(unfinished, place.directory)
-    files.sync_directory(place.directory.parent)
+    files.rename(unfinished, bucket.directory)
+    files.sync_directory(bucket.directory.parent)
 
 
 def write_snapshot(bucket: Path, found: FoundObject, files: Files) -> None:

@@ -31,14 +31,16 @@ class CopiedBucket:
     """
 
     def __init__(self, context: BucketContext) -> None:
-        place = context.place
+        bucket = context.paths
         self._catalog = context.catalog
         self._clock = context.clock
-        self._log = LogFiles(place.log, place.identity, context.files)
-        self._lock = BucketLock(place.directory, context.files, context.clock)
+        self._log = LogFiles(bucket.log, bucket.identity, context.files)
+        self._lock = BucketLock(bucket.directory, context.files, context.clock)
         self._lock.acquire()
         try:
-            self._path = open_merged(place, context.catalog.definition(), context.options, context.files, context.clock)
+            self._path = open_merged(
+                bucket, context.catalog.definition(), context.options, context.files, context.clock
+            )
         except BaseException:
             self._lock.release()
             raise

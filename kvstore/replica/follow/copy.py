@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 
 from kvstore.bucket.commit_lock import CommitLock
-from kvstore.bucket.context import BucketContext, BucketPlace
+from kvstore.bucket.context import BucketContext, BucketPaths
 from kvstore.checkpoint.controller import Controller
 from kvstore.clock import Clock
 from kvstore.commit.staging import Staging
 from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lock import ProcessLock
-from kvstore.disk.place import StoreDirectory
 from kvstore.errors import NotAStore
 from kvstore.memtable.budget import Budget
 from kvstore.meta.journal import Journal
@@ -65,7 +65,7 @@ class Copy:
         except FileNotFoundError as error:
             raise NotAStore("The creation of this copy did not finish; follow with it again.", path=path) from error
         with refusals(path):
-            self._place = files.place = StoreDirectory(path, clock)
+            self._held = files.held = HeldDirectory(path, clock)
         self._lock = ProcessLock(path / paths.SHIPPING, files)
         try:
             self._lock.acquire()
@@ -202,8 +202,8 @@ class Copy:
             self._buckets.clear()
 
     def _close_directory(self) -> None:
-        self._place.close()
-        self._files.place = None
+        self._held.close()
+        self._files.held = None
 
     def close(self) -> None:
         """Close the files and release the lock."""
@@ -215,13 +215,13 @@ class Copy:
     def _opened(self, stream: Stream) -> CopiedBucket:
         table, files = stream.table_id, self._files
         context = BucketContext(
-            BucketPlace.of(self.path, self._store.store_id, table, stream.bucket),
+            BucketPaths.of(self.path, self._store.store_id, table, stream.bucket),
             TableCatalog(self.journal, table, self.state.tables[table].name, self._clock),
             CommitLock(self.path, table, files, self._clock),
             Staging(self.path, table, files),
             *(files, self._clock, self._options, TableMeter(self._clock), self._budget),
         )
-        with refusals(context.place.directory):
+        with refusals(context.paths.directory):
             return CopiedBucket(context)
 
     def _remove_orphans(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from kvstore.bucket.context import BucketPlace
+from kvstore.bucket.context import BucketPaths
 from kvstore.bucket.recovery import open_merged
 from kvstore.bucket.write_path import WritePath
 from kvstore.clock import Clock
@@ -59,15 +59,15 @@ class NewTables:
             StoreFull, LogFailed: The disk is full or failed.
             CorruptData: The bucket is damaged.
         """
-        place = self._place(stream)
-        if not place.directory.exists():
+        bucket_paths = self._place(stream)
+        if not bucket_paths.directory.exists():
             return None
-        bucket = self._opened(place, definition)
+        bucket = self._opened(bucket_paths, definition)
         end = bucket.state.applied_offset
         last = bucket.last_sequences()
         bucket.close()
         if end < self._source.shipped(stream).start:
-            self._files.remove_tree(place.directory)
+            self._files.remove_tree(bucket_paths.directory)
             return None
 
         def last_sequences() -> dict[WriterId, int]:
@@ -84,15 +84,15 @@ class NewTables:
             OSError, StoreFull, LogFailed: The disk is full or failed.
         """
         for stream in streams_of(definition):
-            place, end = self._place(stream), planned.ends[stream]
-            if not place.directory.exists():
+            bucket_paths, end = self._place(stream), planned.ends[stream]
+            if not bucket_paths.directory.exists():
                 path = self._source.path(stream, end, newest_before=planned.begins.get(stream))
-                begin_bucket(place, self._source, path, self._files)
+                begin_bucket(bucket_paths, self._source, path, self._files)
                 if path.snapshot is not None:
                     self._taken(path.snapshot)
-            with closing(self._opened(place, definition)) as bucket:
+            with closing(self._opened(bucket_paths, definition)) as bucket:
                 path = self._source.path_from(stream, bucket.state.applied_offset, end)
-                self._take(bucket, LogFiles(place.log, place.identity, self._files), path, end)
+                self._take(bucket, LogFiles(bucket_paths.log, bucket_paths.identity, self._files), path, end)
 
     def _take(self, bucket: WritePath, log: LogFiles, path: ShippedPath, end: int) -> None:
         start, waiting, size = path.start, list[Piece](), 0
@@ -105,8 +105,8 @@ class NewTables:
                     self._taken(each.name)
                 start, waiting, size = piece.until, [], 0
 
-    def _place(self, stream: Stream) -> BucketPlace:
-        return BucketPlace.of(self._path, self._source.store.store_id, stream.table_id, stream.bucket)
+    def _place(self, stream: Stream) -> BucketPaths:
+        return BucketPaths.of(self._path, self._source.store.store_id, stream.table_id, stream.bucket)
 
-    def _opened(self, place: BucketPlace, definition: TableDefinition) -> WritePath:
-        return open_merged(place, definition, self._options, self._files, self._clock)
+    def _opened(self, bucket_paths: BucketPaths, definition: TableDefinition) -> WritePath:
+        return open_merged(bucket_paths, definition, self._options, self._files, self._clock)

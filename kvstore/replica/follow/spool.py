@@ -37,7 +37,7 @@ class Spool:
 
     def has_begun(self, epoch: Epoch) -> bool:
         """Whether this or an earlier process has begun to keep objects of a leader's time."""
-        return self._place(epoch).is_dir()
+        return self._directory_of(epoch).is_dir()
 
     def begin(self, epoch: Epoch) -> None:
         """Keep objects from now on; removes what was kept in the time of other leaders.
@@ -45,14 +45,14 @@ class Spool:
         Raises:
             StoreFull, LogFailed: The disk is full or failed.
         """
-        place = self._place(epoch)
+        directory = self._directory_of(epoch)
         with refusals(self._root):
             for other in self._root.glob("*"):
-                if other != place:
+                if other != directory:
                     self._files.remove_tree(other)
             self._files.make_directory(self._root)
-            self._files.make_directory(place)
-        self._directory = place
+            self._files.make_directory(directory)
+        self._directory = directory
 
     def discard(self, name: ObjectName) -> None:
         """Remove an object that the copy has taken."""
@@ -113,7 +113,7 @@ class Spool:
         """See :class:`kvstore.replica.client.Client`."""
         return self._client.modified_ms(name)
 
-    def _place(self, epoch: Epoch) -> Path:
+    def _directory_of(self, epoch: Epoch) -> Path:
         return self._root / str(epoch)
 
 

@@ -35,14 +35,14 @@ class OpenedTable:
         self._what = what
 
     @contextmanager
-    def one_moment(self, *places: object) -> Iterator[None]:
+    def one_moment(self, *bounds: object) -> Iterator[None]:
         """See :meth:`kvstore.table.access.Opened.one_moment`."""
-        for place in places:
-            if isinstance(place, dt.datetime):
-                time_ms = milliseconds(place)
+        for bound in bounds:
+            if isinstance(bound, dt.datetime):
+                time_ms = milliseconds(bound)
                 as_of_ms = self.catalog.table_at(time_ms).as_of_ms
                 if time_ms > as_of_ms:
-                    raise ReplicaBehind(f"The {self._what} ends before this time.", time=place, as_of_ms=as_of_ms)
+                    raise ReplicaBehind(f"The {self._what} ends before this time.", time=bound, as_of_ms=as_of_ms)
         with self.catalog.one_moment():
             yield
 

@@ -31,7 +31,7 @@ from kvstore.replica.read.loading import LoadedTable
 from kvstore.replica.read.parts import Changes, RangePart, Rows
 from kvstore.replica.read.reader import ReplicaReader
 from kvstore.replica.source import Source
-from kvstore.request.partition import place_in
+from kvstore.request.partition import bound_in
 from logformat.catalog.replicas import Shipped, Stream
 from logformat.ids import BucketId, Offset
 from logformat.replica.object_file import ObjectName
@@ -152,8 +152,8 @@ class ReplicaTable:
         ranges = {}
         for bucket in range(len(self._buckets)):
             first, last = (
-                self._offset(name, place, bucket, clamped=not fail_on_data_loss)
-                for name, place in (("start", start), ("end", end))
+                self._offset(name, bound, bucket, clamped=not fail_on_data_loss)
+                for name, bound in (("start", start), ("end", end))
             )
             if last < first:
                 raise InvalidRequest(
@@ -194,21 +194,21 @@ class ReplicaTable:
                 return Rows(BucketId(bucket), Offset(end), snapshot, tuple(source.range_parts(path)))
         raise self._hole(bucket, end)
 
-    def _offset(self, name: str, place: object, bucket: int, *, clamped: bool = False) -> int:
+    def _offset(self, name: str, bound: object, bucket: int, *, clamped: bool = False) -> int:
         source = self._buckets[bucket]
-        place = place_in(name, place, BucketId(bucket), [BucketId(each) for each in range(len(self._buckets))])
-        if isinstance(place, str):
-            return source.shipped.start if place == "earliest" else source.end
-        if isinstance(place, dt.datetime):
-            time_ms = milliseconds(place)
+        bound = bound_in(name, bound, BucketId(bucket), [BucketId(each) for each in range(len(self._buckets))])
+        if isinstance(bound, str):
+            return source.shipped.start if bound == "earliest" else source.end
+        if isinstance(bound, dt.datetime):
+            time_ms = milliseconds(bound)
             if time_ms > self.as_of_ms:
                 raise ReplicaBehind(f"The {self.what} ends before this time.", as_of_ms=self.as_of_ms)
             return self.first_at_or_after(bucket, time_ms, ObjectStore(self.url))
-        assert isinstance(place, int)
-        about = {"bucket": bucket, "offset": place, "start": source.shipped.start, "end": source.shipped.end}
-        if place > source.shipped.end:
+        assert isinstance(bound, int)
+        about = {"bucket": bucket, "offset": bound, "start": source.shipped.start, "end": source.shipped.end}
+        if bound > source.shipped.end:
             raise ReplicaBehind(f"The {self.what} ends before this offset.", **about)
-        if place < source.shipped.start:
+        if bound < source.shipped.start:
             if clamped:
                 return source.shipped.start
             raise OffsetOutOfRange(
@@ -216,7 +216,7 @@ class ReplicaTable:
                 "or with the rows at `full`.",
                 **about,
             )
-        return place
+        return bound
 
     def first_at_or_after(self, bucket: int, time_ms: int, client: Client) -> int:
         """Base offset of the first commit at or after a time (ms); the end of the table if there is none.

@@ -125,7 +125,7 @@ class Retention:
             shipped = status.of(stream)
             if shipped is None:
                 continue
-            taken = next(snapshot.readable(handle.place.directory, handle.place.identity), None)
+            taken = next(snapshot.readable(handle.paths.directory, handle.identity), None)
             now = shipped
             if taken is not None:
                 now = self._with_snapshot(shipped, taken.offset, taken.manifest.last_timestamp, listed)

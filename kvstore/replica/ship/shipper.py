@@ -250,7 +250,7 @@ class Shipper:
             self._create(self._named(stream, "snapshot", offset, offset), [_read(path, IMAGE_BYTES_MAX)])
             return offset
         handle = self._handle(stream)
-        taken = snapshot.newest_valid(handle.place.directory, handle.place.identity)
+        taken = snapshot.newest_valid(handle.paths.directory, handle.identity)
         if taken is None:
             raise ReplicaBehind(
                 "The bucket has no snapshot from which a replica can start; take one.", bucket=stream.bucket

@@ -25,7 +25,7 @@ from kvstore.shared.in_place import SharedCatalog
 from kvstore.shared.table import has_shared_tables
 from kvstore.spark.options import Kind, Options, directory_of
 from kvstore.spark.read import replica
-from kvstore.spark.read.place import opened
+from kvstore.spark.read.address import opened
 from kvstore.spark.types import decode_columns, schema_to_store, spark_schema
 from kvstore.spark.write.new_table import NewTable, replaced_by
 from kvstore.store.store import Store, new_table, open_store, table_like, table_name

@@ -10,7 +10,7 @@ from kvstore.replica.location import replica_at
 from kvstore.spark.connector.messages import Message
 from kvstore.spark.connector.plans import encode
 from kvstore.spark.options import Kind, Options
-from kvstore.spark.read.place import found
+from kvstore.spark.read.address import found
 from kvstore.spark.read.store import StoreReads, changes_max
 from kvstore.spark.read.tasks import Pinned, ReadRange
 from kvstore.spark.read.versions import Bound, offsets_of, ranges_of
@@ -24,14 +24,14 @@ def load(request: Message) -> Message:
     if (url := replica_at(options.path)) is not None:
         raise UnsupportedOperation(f"CHANGES reads a store; of a replica read `{name}$changelog`.", url=url)
     start, end = Bound(**request["start"]), Bound(**request["end"])
-    with found(options) as (place, table):
+    with found(options) as (address, table):
         if request["net"] and table.options.changelog_image == "wal":
             raise UnsupportedOperation(
                 "Net changes need the rows before each change, which the changelog of this table does not have "
                 "(changelog_image='wal'); leave `deduplicationMode` out.",
                 table=name,
             )
-        columns = spark_schema(place.stored())
+        columns = spark_schema(address.stored())
         answer: Message = {"columns": columns.json(), "key": list(table.primary_key or ())}
         begins = offsets_of(table, start, is_start=True)
         try:
@@ -41,8 +41,10 @@ def load(request: Message) -> Message:
         else:
             begins = {bucket: first for bucket, (first, _) in ranges.items()}
             kind = Kind.NET if request["net"] or table.primary_key is None else Kind.CHANGELOG
-            read = Pinned(replace(place, kind=kind), tuple(ReadRange(bucket, *each) for bucket, each in ranges.items()))
-            reads = StoreReads(read.place, table)
+            read = Pinned(
+                replace(address, kind=kind), tuple(ReadRange(bucket, *each) for bucket, each in ranges.items())
+            )
+            reads = StoreReads(read.address, table)
             if end.place is not None:
                 reads.hold(read)
             answer["pinned"] = encode(read)

@@ -167,7 +167,7 @@ def _reader(request: Message, columns: StructType) -> KvStoreReader:
     options.check_use("read")
     text = request.get("pinned")
     pinned = KvStoreSource(request["options"]).pin(columns) if text is None else decode(text, Pinned)
-    if options.filter != pinned.place.filter:
+    if options.filter != pinned.address.filter:
         raise InvalidRequest(
             "Option `filter` is for a changelog, `<table>$changelog`; CHANGES has the changes of all rows.",
             filter=options.filter,
@@ -177,7 +177,7 @@ def _reader(request: Message, columns: StructType) -> KvStoreReader:
 
 def _see(request: Message) -> None:
     """Verify that this host has the store of a task."""
-    with reads_of(decode(request["task"], ReadTask).place):
+    with reads_of(decode(request["task"], ReadTask).address):
         pass
 
 

@@ -35,7 +35,7 @@ def begin(request: Message, columns: StructType) -> Message:
     writer = KvStoreSource(request["options"]).writer(columns, request["replaces"])
     reply: Message = {"job": encode(writer.job)}
     if "condition" in request:
-        schema = writer.job.place.stored()
+        schema = writer.job.address.stored()
         exact_expression_of(filters_of(request["condition"]), schema, len(request["condition"]))
         reply["where"] = {"filters": request["condition"], "stored": encode_schema(schema)}
     return reply
@@ -58,11 +58,11 @@ def begin_statement(request: Message) -> Message:
             table=options.table,
         )
     read = _read(request)
-    with read.place.open() as table:
+    with read.address.open() as table:
         check_statement(table, request["command"])
         key = list(table.primary_key or ())
-        StoreReads(read.place, table).hold(read, until_commit=True)
-    return {"job": encode(WriteJob(read.place, statement=_statement(request))), "key": key}
+        StoreReads(read.address, table).hold(read, until_commit=True)
+    return {"job": encode(WriteJob(read.address, statement=_statement(request))), "key": key}
 
 
 def truncate(request: Message) -> None:

@@ -60,20 +60,20 @@ class KvStoreReader(DataSourceReader):
 
     def use_filters(self, filters: Iterable[Filter]) -> None:
         """Skip rows that can't pass the filters; only for a reader that serves one query."""
-        place = self._pinned.place
-        self.stored = place.stored()
+        address = self._pinned.address
+        self.stored = address.stored()
         filters = list(filters)
-        if place.kind is Kind.ROWS:
-            self._wanted = wanted_keys(place.definition, filters)
+        if address.kind is Kind.ROWS:
+            self._wanted = wanted_keys(address.definition, filters)
         self._filter = expression_of(filters, self.stored)
-        if place.kind is not Kind.BINLOG:
-            self._bucket = bucket_of(place.definition, values_of(filters, self.stored))
+        if address.kind is not Kind.BINLOG:
+            self._bucket = bucket_of(address.definition, values_of(filters, self.stored))
 
     def partitions(self) -> list[InputPartition]:
         """Partitions, one for each core; fewer if there is little to read; of a replica more if there is much."""
-        place = self._pinned.place
+        address = self._pinned.address
         ranges = [each for each in self._pinned.ranges if self._bucket in (None, each.bucket)]
-        with reads_of(place) as reads:
+        with reads_of(address) as reads:
             reads.hold(self._pinned)
             self.looks_up = self._wanted is not None and reads.looks_up(sum(map(len, self._wanted.values())))
             if self.looks_up:
@@ -81,11 +81,11 @@ class KvStoreReader(DataSourceReader):
                 ranges = [
                     replace(each, wanted=self._wanted[each.bucket]) for each in ranges if each.bucket in self._wanted
                 ]
-            return [*tasks_of(place, reads, ranges, self._filter, self.cores, by_bucket=self.by_bucket)]
+            return [*tasks_of(address, reads, ranges, self._filter, self.cores, by_bucket=self.by_bucket)]
 
     def aggregates(self, wanted: Sequence[Aggregate]) -> list[Value] | None:
         """Values of aggregates, without filters; None if rows must be read for one of them."""
-        with reads_of(self._pinned.place) as reads:
+        with reads_of(self._pinned.address) as reads:
             return reads.aggregates(self._pinned.ranges, wanted)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -60,5 +60,5 @@ class Followed(Protocol):
             began: Whether the stream starts there.
         """
 
-    def committed(self, place: StreamOffset) -> None:
+    def committed(self, end: StreamOffset) -> None:
         """The changes before an offset were read, and are not read again."""

@@ -35,7 +35,7 @@ def wanted_keys(definition: TableDefinition, filters: Iterable[Filter]) -> dict[
     if not lists or prod(map(len, lists)) > KEYS_MAX:
         return None
     places = np.indices([len(values) for values in lists]).reshape(len(lists), -1)
-    columns = [values.take(pa.array(place)) for values, place in zip(lists, places, strict=True)]
+    columns = [values.take(pa.array(row_numbers)) for values, row_numbers in zip(lists, places, strict=True)]
     rows = pa.RecordBatch.from_arrays(columns, schema=layout.key_schema)
     try:
         keys = layout.encode_keys(rows).to_arrow()

@@ -89,5 +89,5 @@ def _encoded(changes: pa.RecordBatch, definition: TableDefinition) -> pa.BinaryA
 
 
 def _with_kinds(batch: pa.RecordBatch, kinds: pa.StringArray) -> pa.RecordBatch:
-    place = batch.schema.get_field_index(CHANGE_TYPE)
-    return batch.set_column(place, batch.schema.field(place), kinds)
+    column = batch.schema.get_field_index(CHANGE_TYPE)
+    return batch.set_column(column, batch.schema.field(column), kinds)

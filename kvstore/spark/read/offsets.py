@@ -15,7 +15,7 @@ import msgspec
 
 from kvstore.errors import InvalidRequest
 from kvstore.spark.options import Place
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from logformat.ids import Epoch, Offset
 
 START = "start"
@@ -71,7 +71,7 @@ def initial(start: Place) -> Raw:
     return {START: {str(bucket): offset for bucket, offset in start.items()} if isinstance(start, dict) else str(start)}
 
 
-def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
+def decoded(raw: Raw, address: TableAddress, buckets: int) -> StreamOffset | None:
     """Decode an offset that Spark returns; None if it is the initial offset.
 
     Raises:
@@ -85,11 +85,11 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
         raise InvalidRequest(
             "The checkpoint has offsets of another source; start with a new checkpoint.", found=json.dumps(raw)
         ) from error
-    if decoded_offset.table != table_id(place):
+    if decoded_offset.table != table_id(address):
         raise InvalidRequest(
             "The checkpoint belongs to another table, which may have had this name; start with a new checkpoint.",
-            table=place.name,
-            id=table_id(place),
+            table=address.name,
+            id=table_id(address),
             found=decoded_offset.table,
         )
     if set(decoded_offset.offsets) != {str(bucket) for bucket in range(buckets)}:
@@ -101,9 +101,9 @@ def decoded(raw: Raw, place: TablePlace, buckets: int) -> StreamOffset | None:
     return decoded_offset
 
 
-def table_id(place: TablePlace) -> str:
+def table_id(address: TableAddress) -> str:
     """Ids of store and table, which are never reused."""
-    return f"{place.store_id}/{place.table_id}"
+    return f"{address.store_id}/{address.table_id}"
 
 
 def by_name(offsets: Mapping[int, int]) -> dict[str, int]:

@@ -35,8 +35,8 @@ from kvstore.replica.read.tail import ReplicaTail, Tail
 from kvstore.shared.reading import SharedTail
 from kvstore.shared.table import SharedTable, has_shared_tables
 from kvstore.spark.options import Kind, Options, Place
+from kvstore.spark.read.address import TableAddress, Where
 from kvstore.spark.read.offsets import StreamOffset
-from kvstore.spark.read.place import TablePlace, Where
 from kvstore.spark.read.tasks import (
     Aggregate,
     Loaded,
@@ -65,15 +65,15 @@ def load(url: str, options: Options) -> Loaded:
         ReplicaBehind: The replica does not reach as far.
         CorruptData, Unavailable: An object that has to be read is damaged, or can't be read.
     """
-    place, table = found(url, options)
-    columns = place.stored(options.columns)
+    address, table = found(url, options)
+    columns = address.stored(options.columns)
     try:
-        return Loaded(columns, Pinned(place, tuple(_ranges(place, table, options))))
+        return Loaded(columns, Pinned(address, tuple(_ranges(address, table, options))))
     except OffsetOutOfRange as error:
         return Loaded(columns, None, late=error)
 
 
-def found(url: str, options: Options) -> tuple[TablePlace, ReplicaTable]:
+def found(url: str, options: Options) -> tuple[TableAddress, ReplicaTable]:
     """The table of a replica that options name, or the shared table; see :meth:`ReplicaTable.of` for errors."""
     if options.filter is not None:
         raise UnsupportedOperation(
@@ -85,18 +85,18 @@ def found(url: str, options: Options) -> tuple[TablePlace, ReplicaTable]:
         table = SharedTail(SharedTable.find(url, client, options.table), SystemClock()).table
     else:
         table = ReplicaTable.of(url, options.table, client)
-    return TablePlace(url, table.store_id, table.definition, options.kind, where), table
+    return TableAddress(url, table.store_id, table.definition, options.kind, where), table
 
 
-def _ranges(place: TablePlace, table: ReplicaTable, options: Options) -> Iterator[ReadRange]:
-    if place.kind is Kind.ROWS:
+def _ranges(address: TableAddress, table: ReplicaTable, options: Options) -> Iterator[ReadRange]:
+    if address.kind is Kind.ROWS:
         ends = table.ends() if options.as_of is None else table.offsets_as_of(options.as_of)
         yield from (ReadRange(bucket, end, end, rows=table.rows(bucket, end)) for bucket, end in ends.items())
         return
     start = options.start or "earliest"
     ranges = table.offset_ranges(start, options.end or "latest", fail_on_data_loss=options.fail_on_data_loss)
     if start == "full":
-        place.check_key()
+        address.check_key()
     for bucket, (first, last) in ranges.items():
         yield _with_objects(table, ReadRange(bucket, first, last), rows=start == "full")
 
@@ -112,13 +112,13 @@ def _with_objects(table: ReplicaTable, given: ReadRange, *, rows: bool) -> ReadR
 class ReplicaReads:
     """Reads of the objects of a replica, or of a shared table; see :class:`kvstore.spark.read.tasks.Reads`."""
 
-    def __init__(self, place: TablePlace) -> None:
+    def __init__(self, address: TableAddress) -> None:
         self.tasks_max = TASK_BYTES_MAX / TASK_BYTES_MIN
-        self._place = place
+        self._address = address
 
     @cached_property
     def _reader(self) -> ReplicaReader:
-        return ReplicaReader(ObjectStore(self._place.path), self._place.store_id, self._place.definition)
+        return ReplicaReader(ObjectStore(self._address.path), self._address.store_id, self._address.definition)
 
     def hold(self, pinned: Pinned) -> None:
         """A replica keeps objects for as long as it was told."""
@@ -139,7 +139,7 @@ class ReplicaReads:
             rows = ReadPiece(given.bucket, given.start, given.end, rows=given.rows)
             yield Part(given.rows.bytes / TASK_BYTES_MIN, lambda _: [rows])
         if given.changes is not None:
-            for possible in _possible(given.changes, self._place.stored(), filter):
+            for possible in _possible(given.changes, self._address.stored(), filter):
 
                 def cut(parts: int, changes: Changes = possible) -> list[ReadPiece]:
                     return [
@@ -158,7 +158,7 @@ class ReplicaReads:
             Unavailable: The replica can't be reached.
             StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index.
         """
-        kind, definition, reader = self._place.kind, self._place.definition, self._reader
+        kind, definition, reader = self._address.kind, self._address.definition, self._reader
         wanted = list(needed or columns_needed(target, kind, definition.primary_key))
         if kind is Kind.ROWS:
             assert piece.rows is not None
@@ -180,16 +180,16 @@ class FollowedReplica:
     hole, and CorruptData if an object that has to be read is damaged.
     """
 
-    def __init__(self, place: TablePlace, options: Options) -> None:
+    def __init__(self, address: TableAddress, options: Options) -> None:
         if options.consumer is not None:
             raise UnsupportedOperation(
                 "A shared table has no consumers; leave option `consumer` out."
-                if place.where is Where.SHARED
+                if address.where is Where.SHARED
                 else "A replica has no consumers; leave option `consumer` out, and have the replica keep changes for "
                 "longer than the stream may stop (`kvstore replica add --retention-days`).",
                 consumer=options.consumer,
             )
-        self._place = place
+        self._address = address
         self._options = options
         self._known: Tail | None = None
 
@@ -204,7 +204,7 @@ class FollowedReplica:
 
     def _tail(self) -> Tail:
         if self._known is None:
-            self._known = _tail_of(self._place)
+            self._known = _tail_of(self._address)
         return self._known
 
     def renew(self) -> None:
@@ -212,7 +212,7 @@ class FollowedReplica:
         if self._known is not None:
             self._known.poll()
         # The columns of a stream are those that it began with.
-        self._tail().table.definition.check_names_of(self._place.definition.schema_id)
+        self._tail().table.definition.check_names_of(self._address.definition.schema_id)
 
     def bounds(self) -> dict[int, tuple[Offset, Offset]]:
         """Start and end of the changes of each bucket."""
@@ -222,7 +222,7 @@ class FollowedReplica:
         """For each bucket, where the stream starts; if that is with the rows, the time of the last commit before."""
         tail, rows_of = self._tail(), None
         if start == "full":
-            self._place.check_key()
+            self._address.check_key()
             rows_of = {bucket: tail.last_timestamp(bucket, end) for bucket, end in tail.table.ends().items()}
         ranges = tail.table.offset_ranges(start, "latest", fail_on_data_loss=self._options.fail_on_data_loss)
         return {bucket: Offset(first) for bucket, (first, _) in ranges.items()}, rows_of
@@ -255,37 +255,37 @@ class FollowedReplica:
             UnsupportedOperation: A range begins between the rows of a bucket, in a checkpoint of a store.
         """
         table = self._tail().table
-        place = replace(self._place, definition=table.definition)
+        address = replace(self._address, definition=table.definition)
         if any(each.keys is not None and each.keys.start > KeyRange().start for each in ranges):
             raise UnsupportedOperation(
                 "The checkpoint lies between the rows of a bucket, and a replica has the rows of a bucket as a whole; "
                 "continue with the store until all rows are read, or start with a new checkpoint.",
-                url=self._place.path,
+                url=self._address.path,
             )
         complete = [_with_objects(table, each, rows=each.inserted_at is not None) for each in ranges]
-        return tasks_of(place, ReplicaReads(place), complete, cores=cores)
+        return tasks_of(address, ReplicaReads(address), complete, cores=cores)
 
     def register(self, before: Mapping[int, Offset], *, began: bool) -> None:
         """There are no consumers."""
 
-    def committed(self, place: StreamOffset) -> None:
+    def committed(self, end: StreamOffset) -> None:
         """Forget the names of the objects that were read."""
-        if not place.rows_from:
-            self._tail().forget(place.by_bucket)
+        if not end.rows_from:
+            self._tail().forget(end.by_bucket)
 
 
-def _tail_of(place: TablePlace) -> Tail:
+def _tail_of(address: TableAddress) -> Tail:
     """The table from now on.
 
     Raises:
         NoSuchTable: It was dropped.
         MissingVersion, ReplicaBehind, CorruptData, Unavailable: It can't be read.
     """
-    if place.where is Where.REPLICA:
-        return ReplicaTail(place.path, place.definition.id)
-    shared = SharedTable.find(place.path, ObjectStore(place.path), place.name)
-    if shared.definition.id != place.table_id:
-        raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=place.name)
+    if address.where is Where.REPLICA:
+        return ReplicaTail(address.path, address.definition.id)
+    shared = SharedTable.find(address.path, ObjectStore(address.path), address.name)
+    if shared.definition.id != address.table_id:
+        raise NoSuchTable("The table was dropped since it was loaded; load it again.", table=address.name)
     return SharedTail(shared, SystemClock())
 
 
@@ -304,7 +304,7 @@ def _possible(piece: Changes, schema: pa.Schema, filter: pc.Expression | None) -
     ]
     places = possible_places(guarantees, schema, filter)
     while places:
-        count = next((at for at, place in enumerate(places) if place != places[0] + at), len(places))
+        count = next((at for at, number in enumerate(places) if number != places[0] + at), len(places))
         yield piece.within(piece.ranges[places[0] : places[0] + count])
         places = places[count:]
 

@@ -12,8 +12,8 @@ from kvstore.read.scan import rows_where
 from kvstore.replica.location import replica_at
 from kvstore.spark.options import Options
 from kvstore.spark.read import replica, store
+from kvstore.spark.read.address import TableAddress, Where, found
 from kvstore.spark.read.followed import Followed
-from kvstore.spark.read.place import TablePlace, Where, found
 from kvstore.spark.read.tasks import Loaded, Reads, ReadTask, freeze_once, larger
 from kvstore.spark.types import for_spark
 
@@ -28,24 +28,24 @@ def load(options: Options, *, keep_log: bool = True) -> Loaded:
     return store.load(options, keep_log=keep_log) if url is None else replica.load(url, options)
 
 
-def followed(options: Options) -> tuple[TablePlace, Followed]:
+def followed(options: Options) -> tuple[TableAddress, Followed]:
     """The table that options name, for a stream; see :func:`load` for errors."""
     url = replica_at(options.path)
     if url is None:
-        with found(options) as (place, _):
-            return place, store.FollowedStore(place, options)
-    place, _ = replica.found(url, options)
-    return place, replica.FollowedReplica(place, options)
+        with found(options) as (address, _):
+            return address, store.FollowedStore(address, options)
+    address, _ = replica.found(url, options)
+    return address, replica.FollowedReplica(address, options)
 
 
 @contextmanager
-def reads_of(place: TablePlace) -> Iterator[Reads]:
-    """Reads of a table that was found; see :meth:`TablePlace.open` for errors."""
-    if place.where is not Where.STORE:
-        yield replica.ReplicaReads(place)
+def reads_of(address: TableAddress) -> Iterator[Reads]:
+    """Reads of a table that was found; see :meth:`TableAddress.open` for errors."""
+    if address.where is not Where.STORE:
+        yield replica.ReplicaReads(address)
         return
-    with place.open() as table:
-        yield store.StoreReads(place, table)
+    with address.open() as table:
+        yield store.StoreReads(address, table)
 
 
 def read(
@@ -66,7 +66,7 @@ def read(
         StoreFull, LogFailed: The local disk is full or failed, which holds the temporary index of a replica's rows.
     """
     freeze_once()
-    with reads_of(task.place) as reads:
+    with reads_of(task.address) as reads:
         for piece in task.pieces:
             batches = reads.batches(piece, target, filter, needed)
             if filter is not None:

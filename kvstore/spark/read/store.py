@@ -19,10 +19,10 @@ from kvstore.read.binlog import AFTER, binlog_of, binlog_schema, changelog_colum
 from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.scan import KeyRange, matching
 from kvstore.spark.options import Kind, Options, Place
+from kvstore.spark.read.address import TableAddress, found, opened
 from kvstore.spark.read.aggregates import JSON_TYPES, aggregates_of, count_of
 from kvstore.spark.read.net import CHANGE_TYPE, net_changes
 from kvstore.spark.read.offsets import StreamOffset
-from kvstore.spark.read.place import TablePlace, found, opened
 from kvstore.spark.read.tasks import (
     Aggregate,
     Loaded,
@@ -61,23 +61,23 @@ def load(options: Options, *, keep_log: bool = True) -> Loaded:
         NotAStore, NoSuchTable: The store or the table does not exist.
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.scan`.
     """
-    with found(options) as (place, table):
-        columns = place.stored(options.columns)
+    with found(options) as (address, table):
+        columns = address.stored(options.columns)
         try:
-            return _loaded(place, table, columns, options, keep_log=keep_log)
+            return _loaded(address, table, columns, options, keep_log=keep_log)
         except OffsetOutOfRange as error:
             return Loaded(columns, None, late=error)
 
 
-def _loaded(place: TablePlace, table: Table, columns: pa.Schema, options: Options, *, keep_log: bool) -> Loaded:
-    pinned, reads = Pinned(place, _ranges(table, options)), StoreReads(place, table)
+def _loaded(address: TableAddress, table: Table, columns: pa.Schema, options: Options, *, keep_log: bool) -> Loaded:
+    pinned, reads = Pinned(address, _ranges(table, options)), StoreReads(address, table)
     if keep_log and (options.kind is Kind.ROWS or options.end is not None):
         # Spark asks for a stream's columns, too: one that is started often would keep the whole log.
         reads.hold(pinned)
-    if place.kind is Kind.ROWS:
-        rows, stored = count_of(table, place.kind, pinned.ranges), reads.row_bytes()
-        key = place.definition.primary_key or ()
-        return Loaded(columns, pinned, rows, stored, tuple(key), _bucketed(place, stored))
+    if address.kind is Kind.ROWS:
+        rows, stored = count_of(table, address.kind, pinned.ranges), reads.row_bytes()
+        key = address.definition.primary_key or ()
+        return Loaded(columns, pinned, rows, stored, tuple(key), _bucketed(address, stored))
     if options.start == "full":
         return Loaded(columns, pinned)
     return Loaded(columns, pinned, changes_max(pinned.ranges), reads.change_bytes(pinned.ranges))
@@ -121,12 +121,12 @@ def changes_max(ranges: Sequence[ReadRange]) -> int:
     return sum(each.end - each.start for each in ranges)
 
 
-def _bucketed(place: TablePlace, stored_bytes: int) -> tuple[int, str] | None:
-    key, buckets = place.definition.bucket_key, place.definition.buckets
+def _bucketed(address: TableAddress, stored_bytes: int) -> tuple[int, str] | None:
+    key, buckets = address.definition.bucket_key, address.definition.buckets
     if buckets == 1 or key is None or len(key) > 1 or stored_bytes < buckets * ROWS_TASK_BYTES_MIN:
         return None
     # Of these, equal values of Spark are equal stored values, and so in the same bucket.
-    return (buckets, key[0]) if place.definition.schema.field(key[0]).type in JSON_TYPES else None
+    return (buckets, key[0]) if address.definition.schema.field(key[0]).type in JSON_TYPES else None
 
 
 class StoreReads:
@@ -134,8 +134,8 @@ class StoreReads:
 
     tasks_max = 0.0
 
-    def __init__(self, place: TablePlace, table: Table) -> None:
-        self._place = place
+    def __init__(self, address: TableAddress, table: Table) -> None:
+        self._address = address
         self._table = table
 
     def hold(self, pinned: Pinned, *, until_commit: bool = False) -> None:
@@ -144,16 +144,16 @@ class StoreReads:
         Args:
             until_commit: Whether a commit is to check the changes since the read.
         """
-        if pinned.place.kind is Kind.ROWS and self._table.options.changelog_image == "wal" and not until_commit:
+        if pinned.address.kind is Kind.ROWS and self._table.options.changelog_image == "wal" and not until_commit:
             return  # a WAL image has no earlier rows
         # Rows as of an offset are the current rows with the changes since then undone.
         self._table.parts.lease(pinned.lease, {each.bucket: each.start for each in pinned.ranges})
 
     def aggregates(self, ranges: Sequence[ReadRange], wanted: Sequence[Aggregate]) -> list[Value] | None:
         """See :func:`kvstore.spark.read.aggregates.aggregates_of`."""
-        if self._place.filter is not None:
+        if self._address.filter is not None:
             return None
-        return aggregates_of(self._table, self._place.kind, ranges, wanted)
+        return aggregates_of(self._table, self._address.kind, ranges, wanted)
 
     def looks_up(self, keys: int) -> bool:
         """See :meth:`kvstore.spark.read.tasks.Reads.looks_up`."""
@@ -161,7 +161,7 @@ class StoreReads:
 
     def row_bytes(self) -> int:
         """Approximate bytes of the index of all rows."""
-        buckets = range(self._place.definition.buckets)
+        buckets = range(self._address.definition.buckets)
         return sum(self._table.parts.of_bucket(bucket).row_bytes([KeyRange()]) for bucket in buckets)
 
     def change_bytes(self, ranges: Sequence[ReadRange]) -> int:
@@ -174,18 +174,18 @@ class StoreReads:
         splits, start, end = self._table.parts.of_bucket(given.bucket), Offset(given.start), Offset(given.end)
         rows = ReadPiece(given.bucket, given.start, given.end, ())
         wanted = given.wanted
-        if wanted is None and self._place.kind is Kind.ROWS and given.keys is None:
+        if wanted is None and self._address.kind is Kind.ROWS and given.keys is None:
             known_keys = splits.keys_found(filter, as_of=rows.end)
             wanted = None if known_keys is None or not self.looks_up(len(known_keys)) else tuple(known_keys.to_list())
         if wanted is not None:
             if wanted:
                 yield Part(len(wanted) * LOOKUP_BYTES / ROWS_TASK_BYTES_MIN, partial(_lookups, rows, wanted))
             return
-        if self._place.kind is not Kind.ROWS:
+        if self._address.kind is not Kind.ROWS:
             rows = ReadPiece(given.bucket, given.start, given.start, (), given.inserted_at)
-            is_whole = self._place.kind is Kind.NET and self._place.definition.primary_key is not None
+            is_whole = self._address.kind is Kind.NET and self._address.definition.primary_key is not None
             filter = None if is_whole else filter  # what a commit leaves of a key depends on the others
-            for first, last in splits.offsets_where(self._place.stored(), filter, start, end):
+            for first, last in splits.offsets_where(self._address.stored(), filter, start, end):
 
                 def cut(parts: int, first: Offset = first, last: Offset = last) -> list[ReadPiece]:
                     parts = 1 if is_whole else parts
@@ -193,7 +193,7 @@ class StoreReads:
 
                 yield Part(splits.log.bytes_between(first, last) / CHANGES_TASK_BYTES_MIN, cut)
             filter = None  # a filter on changes does not limit the keys
-        if self._place.kind is not Kind.ROWS and given.inserted_at is None:
+        if self._address.kind is not Kind.ROWS and given.inserted_at is None:
             return
         if ranges := [given.keys] if given.keys is not None else splits.keys_where(filter, as_of=rows.end):
             yield Part(
@@ -211,7 +211,7 @@ class StoreReads:
             CorruptData: The index or the log is damaged.
         """
         del filter  # pieces are divided by it
-        table, kind, definition = self._table, self._place.kind, self._place.definition
+        table, kind, definition = self._table, self._address.kind, self._address.definition
         names = list(needed or columns_needed(target, kind, definition.primary_key))
         splits, bucket = table.parts.of_bucket(piece.bucket), piece.bucket
         if kind is Kind.ROWS:
@@ -219,7 +219,7 @@ class StoreReads:
                 return splits.rows_of_keys(BinaryColumn.from_list(piece.wanted), names, as_of=piece.end)
             assert piece.keys is not None
             return splits.rows(piece.keys, names, as_of=piece.end)
-        shape = self._place.shape()
+        shape = self._address.shape()
         whole = None
         if kind is Kind.BINLOG:
             whole = binlog_schema(definition, columns_of_rows(definition.schema, target))
@@ -252,8 +252,8 @@ class FollowedStore:
     leader_epoch: Epoch | None = None
     """None: the store itself leads."""
 
-    def __init__(self, place: TablePlace, options: Options) -> None:
-        self._place = place
+    def __init__(self, address: TableAddress, options: Options) -> None:
+        self._address = address
         self._options = options
         self._open: tuple[Store, Table] | None = None
         self._is_registered = False
@@ -266,9 +266,9 @@ class FollowedStore:
 
     def _table(self) -> Table:
         if self._open is None:
-            store = opened(self._place.path)
-            self._open = store, self._place.table_of(store)
-        self._place.check_names(self._open[0])  # the columns of a stream are those that it began with
+            store = opened(self._address.path)
+            self._open = store, self._address.table_of(store)
+        self._address.check_names(self._open[0])  # the columns of a stream are those that it began with
         return self._open[1]
 
     def renew(self) -> None:
@@ -307,7 +307,7 @@ class FollowedStore:
 
     def tasks(self, ranges: Sequence[ReadRange], cores: int | None) -> list[ReadTask]:
         """Tasks that read the ranges."""
-        return tasks_of(self._place, StoreReads(self._place, self._table()), ranges, cores=cores)
+        return tasks_of(self._address, StoreReads(self._address, self._table()), ranges, cores=cores)
 
     def register(self, before: Mapping[int, Offset], *, began: bool) -> None:
         """Set the consumer's position before the stream continues from it, so that the log is kept from there.
@@ -325,11 +325,11 @@ class FollowedStore:
             self._table().parts.hold(name, before)
         self._is_registered = True
 
-    def committed(self, place: StreamOffset) -> None:
+    def committed(self, end: StreamOffset) -> None:
         """Record the progress of the stream in its consumer, if it has one; Spark's checkpoint is authoritative.
 
         Raises:
             UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
         """
         if self._options.consumer is not None:
-            self._table().parts.hold(self._options.consumer, place.by_bucket)
+            self._table().parts.hold(self._options.consumer, end.by_bucket)

@@ -26,9 +26,9 @@ from kvstore.read.changelog import milliseconds
 from kvstore.read.scan import KeyRange
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Kind, Options, Place
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.read.followed import Followed
 from kvstore.spark.read.offsets import Began, Raw, StreamOffset, by_name, decoded, initial, table_id
-from kvstore.spark.read.place import TablePlace
 from kvstore.spark.read.sources import read
 from kvstore.spark.read.tasks import ReadRange, ReadTask
 from kvstore.spark.types import arrow_schema
@@ -43,22 +43,22 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         UnsupportedOperation, InvalidRequest: The options do not apply to this table, or not to a stream.
     """
 
-    def __init__(self, place: TablePlace, followed: Followed, schema: StructType, options: Options) -> None:
-        self._place = place
+    def __init__(self, address: TableAddress, followed: Followed, schema: StructType, options: Options) -> None:
+        self._address = address
         self._followed = followed
         self._schema = schema
         self._options = options
-        self._start = _start_of(place.definition, options)
+        self._start = _start_of(address.definition, options)
         self._until: dict[int, Offset] | None = None
         self._turns = 0
         self.cores: int | None = None
         """Number of cores of the cluster; those of this machine if None."""
 
     def _offset(self, offsets: Mapping[int, Offset], began: Began | None = None) -> StreamOffset:
-        return StreamOffset(table_id(self._place), by_name(offsets), began, self._followed.leader_epoch)
+        return StreamOffset(table_id(self._address), by_name(offsets), began, self._followed.leader_epoch)
 
     def _decoded(self, raw: Raw) -> StreamOffset | None:
-        return decoded(raw, self._place, self._place.definition.buckets)
+        return decoded(raw, self._address, self._address.definition.buckets)
 
     def _ends(self) -> dict[int, Offset]:
         return {bucket: end for bucket, (_, end) in self._followed.bounds().items()}
@@ -87,21 +87,21 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             UnsupportedOperation, StoreFull: The catalog can't be written for the consumer. Nothing was changed.
         """
         self._followed.renew()
-        place = self._decoded(start)
-        if place is not None:
-            self._followed.check_continues(place)
-        began = self._begin() if place is None else None
-        before = place.by_bucket if place is not None else _offsets_of(began)
+        reached = self._decoded(start)
+        if reached is not None:
+            self._followed.check_continues(reached)
+        began = self._begin() if reached is None else None
+        before = reached.by_bucket if reached is not None else _offsets_of(began)
         ends = self._ends()
         for bucket, offset in before.items():
             _check_order(bucket, offset, ends[bucket])
         self._followed.register(before, began=began is not None)
-        left = _rows_left(place, began)
+        left = _rows_left(reached, began)
         if left and isinstance(limit, ReadMaxRows):
-            return self._copied(place.began if place is not None else began, left, limit.max_rows).raw()
+            return self._copied(reached.began if reached is not None else began, left, limit.max_rows).raw()
         if self._until is not None:
             ends = {bucket: max(before[bucket], min(end, self._until[bucket])) for bucket, end in ends.items()}
-        if place is not None and ends == before and not left:
+        if reached is not None and ends == before and not left:
             return start
         return self._offset(self._limited(before, ends, limit), began).raw()
 
@@ -109,13 +109,13 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """End of the log, for the progress report of the query."""
         return self._offset(self._ends()).raw()
 
-    def metrics(self, place: Raw) -> dict[str, str]:
+    def metrics(self, end: Raw) -> dict[str, str]:
         """Lag of the stream for the progress report of the query, as text; empty before its first batch.
 
         Args:
-            place: End of the last batch.
+            end: End of the last batch.
         """
-        position = self._decoded(place)
+        position = self._decoded(end)
         if position is None:
             return {}
         ends = self._ends()
@@ -137,21 +137,21 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self._followed.bounds()
         ranges = []
         for bucket, stop in last.by_bucket.items():
-            (log_start, log_end), place = logs[bucket], begin[bucket]
-            _check_order(bucket, place, stop)
+            (log_start, log_end), begun = logs[bucket], begin[bucket]
+            _check_order(bucket, begun, stop)
             _check_order(bucket, stop, log_end)
             name = str(bucket)
             has_rows = name in left and left[name] != left_after.get(name)
-            if place < log_start and (place < stop or has_rows):
-                self._check_loss(bucket, place, log_start, rows=has_rows)
-                place = min(log_start, stop)
+            if begun < log_start and (begun < stop or has_rows):
+                self._check_loss(bucket, begun, log_start, rows=has_rows)
+                begun = min(log_start, stop)
             if has_rows:
                 assert began is not None
                 assert began.rows_of is not None
                 keys = KeyRange(left[name], left_after.get(name))
-                ranges.append(ReadRange(bucket, place, stop, began.rows_of[name], keys))
+                ranges.append(ReadRange(bucket, begun, stop, began.rows_of[name], keys))
             else:
-                ranges.append(ReadRange(bucket, place, stop))
+                ranges.append(ReadRange(bucket, begun, stop))
         return [*self._followed.tasks(ranges, self.cores)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -165,9 +165,9 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises:
             UnsupportedOperation, StoreFull: The catalog can't be written. The consumer keeps its earlier position.
         """
-        place = self._decoded(end)
-        if place is not None:
-            self._followed.committed(place)
+        offset = self._decoded(end)
+        if offset is not None:
+            self._followed.committed(offset)
 
     def stop(self) -> None:
         """Close what is open; Spark rarely calls this before the process ends."""
@@ -221,10 +221,10 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         turn = self._turns % max(1, len(lagging))
         self._turns += 1
         left, starts = limit.max_rows, self._followed.bounds()
-        for place, bucket in enumerate(lagging[turn:] + lagging[:turn]):
+        for nth, bucket in enumerate(lagging[turn:] + lagging[:turn]):
             if left <= 0:
                 break
-            quota = -(-left // (len(lagging) - place))
+            quota = -(-left // (len(lagging) - nth))
             # partitions() reports expired changes.
             start = max(before[bucket], starts[bucket][0])
             taken[bucket] = self._followed.commit_end(bucket, start, ends[bucket], quota)
@@ -273,14 +273,14 @@ def _offsets_of(began: Began | None) -> dict[int, Offset]:
     return {int(bucket): Offset(offset) for bucket, offset in began.offsets.items()}
 
 
-def _rows_left(place: StreamOffset | None, began: Began | None) -> dict[str, bytes]:
+def _rows_left(reached: StreamOffset | None, began: Began | None) -> dict[str, bytes]:
     """Rows at the start of a stream that are not read yet: in each bucket that has some, the first key.
 
     Args:
-        began: Start of the stream, if ``place`` is None, which is before all rows.
+        began: Start of the stream, if ``reached`` is None, which is before all rows.
     """
-    if place is not None:
-        return place.rows_from or {}
+    if reached is not None:
+        return reached.rows_from or {}
     return {} if began is None or began.rows_of is None else dict.fromkeys(began.rows_of, KeyRange().start)
 
 

@@ -24,7 +24,7 @@ from kvstore.read.binlog import AFTER, BEFORE
 from kvstore.read.scan import KeyRange
 from kvstore.replica.read.parts import Changes, Rows
 from kvstore.spark.options import Kind
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 
 Aggregate = tuple[Literal["count", "min", "max"], str | None]
 """A function, and the column it is of."""
@@ -86,7 +86,7 @@ class Pinned:
         lease: Name of the lease that keeps the log of a store for this read.
     """
 
-    place: TablePlace
+    address: TableAddress
     ranges: tuple[ReadRange, ...]
     lease: str = field(default_factory=lambda: uuid4().hex)
 
@@ -117,7 +117,7 @@ class Loaded:
 class ReadTask(InputPartition):
     """The pieces that one task reads."""
 
-    place: TablePlace
+    address: TableAddress
     pieces: tuple[ReadPiece, ...]
 
 
@@ -160,7 +160,7 @@ class Part(Generic[T]):
 
 
 def tasks_of(
-    place: TablePlace,
+    address: TableAddress,
     reads: Reads,
     ranges: Sequence[ReadRange],
     filter: pc.Expression | None = None,
@@ -176,9 +176,9 @@ def tasks_of(
     """
     if by_bucket and len(ranges) > 1:
         cores = max(1, (cores or os.cpu_count() or 1) // len(ranges))
-        return [task for each in ranges for task in tasks_of(place, reads, [each], filter, cores)]
+        return [task for each in ranges for task in tasks_of(address, reads, [each], filter, cores)]
     parts = list(chain.from_iterable(reads.parts(each, filter) for each in ranges))
-    return [ReadTask(place, pieces) for pieces in divided(parts, cores, reads.tasks_max)]
+    return [ReadTask(address, pieces) for pieces in divided(parts, cores, reads.tasks_max)]
 
 
 def divided(parts: Sequence[Part[T]], cores: int | None = None, tasks_max: float = 0) -> list[tuple[T, ...]]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from kvstore.errors import StoreError
 from kvstore.request.sizes import of_size
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.write.changes import changes_of
 from kvstore.spark.write.staged import Staged, TaskFile, parts_of, remove, sweep
 from kvstore.spark.write.statement import Statement
@@ -40,7 +40,7 @@ class WriteJob:
         id: Random id of the write, in the names of its files.
     """
 
-    place: TablePlace
+    address: TableAddress
     replaces: bool = False
     takeover: bool = False
     transaction: str | None = None
@@ -55,9 +55,9 @@ class WriteJob:
             Conflict: See :meth:`Statement.completed`.
         """
         if self.statement is not None:
-            batch = self.statement.completed(table, batch, self.place.schema_id)
+            batch = self.statement.completed(table, batch, self.address.schema_id)
         changes, order = changes_of(batch)
-        return table.parts.fitting(changes, schema_id=self.place.schema_id), order
+        return table.parts.fitting(changes, schema_id=self.address.schema_id), order
 
     def stage(self, batches: Iterator[pa.RecordBatch], partition: int, attempt: int, query: str | None) -> Staged:
         """Stage the rows of one task, given its partition and attempt.
@@ -72,8 +72,8 @@ class WriteJob:
             StoreFull, LogFailed: The disk is full or failed.
         """
         with (
-            self.place.open() as table,
-            TaskFile(Path(self.place.path), self.id, partition, attempt) as file,
+            self.address.open() as table,
+            TaskFile(Path(self.address.path), self.id, partition, attempt) as file,
         ):
             for batch in of_size(batches, TASK_ROWS):
                 changes, order = self.fitting(table, batch)
@@ -103,12 +103,12 @@ class WriteJob:
         if writer is None:
             writer, epoch = (_BATCHES, None) if self.transaction is None else (self.transaction, 0)
         parts = parts_of(staged)
-        store = open_store(self.place.path)  # this store asks its replicas whether it is still the leader
+        store = open_store(self.address.path)  # this store asks its replicas whether it is still the leader
         try:
-            table = self.place.table_of(store)
+            table = self.address.table_of(store)
             confirm = None
             if self.statement is not None and parts:
-                parts, confirm = self.statement.decided(table, parts, self.place.schema_id)
+                parts, confirm = self.statement.decided(table, parts, self.address.schema_id)
             if parts or self.statement is None:
                 table.parts.apply(
                     parts,
@@ -118,7 +118,7 @@ class WriteJob:
                     self.takeover,
                     self.replaces,
                     confirm,
-                    schema_id=self.place.schema_id,
+                    schema_id=self.address.schema_id,
                     where=where,
                 )
         finally:

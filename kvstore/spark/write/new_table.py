@@ -49,7 +49,7 @@ class Replaced:
             Conflict: It lacks changes.
         """
         ends = {each.bucket: each.end for each in read.ranges}
-        if read.place.kind is Kind.ROWS and read.place.table_id == self.definition.id and ends != self.seen:
+        if read.address.kind is Kind.ROWS and read.address.table_id == self.definition.id and ends != self.seen:
             raise Conflict(
                 "The query reads the table that it replaces, and the table was written since: those changes would be "
                 "lost. Nothing was changed; run it again, with a DataFrame that is made again.",

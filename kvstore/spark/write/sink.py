@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from kvstore.errors import InvalidRequest
 from kvstore.spark.failures import errors_shown_alone
 from kvstore.spark.options import Options
-from kvstore.spark.read.place import TablePlace
+from kvstore.spark.read.address import TableAddress
 from kvstore.spark.types import arrow_schema
 from kvstore.spark.write.job import WriteJob
 from kvstore.spark.write.staged import CHANGE_TYPE, Staged
@@ -38,10 +38,10 @@ class _Sink:
     """
 
     def __init__(
-        self, place: TablePlace, table: Table, schema: StructType, options: Options, *, replaces: bool
+        self, address: TableAddress, table: Table, schema: StructType, options: Options, *, replaces: bool
     ) -> None:
         self._options = options
-        self.job = WriteJob(place, replaces, options.takeover, options.transaction)
+        self.job = WriteJob(address, replaces, options.takeover, options.transaction)
         # Columns that do not fit are refused before any task runs.
         self.job.fitting(table, empty(arrow_schema(schema)))
         if replaces:

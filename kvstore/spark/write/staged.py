@@ -149,8 +149,8 @@ def batches_of(messages: Iterable[Staged]) -> Iterator[tuple[BucketId, pa.Record
     for message in sorted(messages, key=lambda message: message.partition):
         if message.file:
             reader = _opened(message)
-            for place, bucket in enumerate(message.buckets):
-                yield BucketId(bucket), reader.get_batch(place)
+            for number, bucket in enumerate(message.buckets):
+                yield BucketId(bucket), reader.get_batch(number)
 
 
 def _opened(message: Staged) -> pa.ipc.RecordBatchFileReader:

@@ -61,10 +61,10 @@ class Statement:
         if automatic is not None and automatic in batch.schema.names:
             self._check_numbers(table, batch, automatic, schema_id)
             # A row that is updated keeps the number that the table has given it.
-            place = batch.schema.get_field_index(automatic)
+            number = batch.schema.get_field_index(automatic)
             is_new = pc.equal(kinds, ChangeType.INSERT.word)
-            column = pc.if_else(is_new, batch.column(automatic), pa.scalar(None, batch.schema.field(place).type))
-            batch = batch.set_column(place, automatic, column)
+            column = pc.if_else(is_new, batch.column(automatic), pa.scalar(None, batch.schema.field(number).type))
+            batch = batch.set_column(number, automatic, column)
         for field in table.schema:
             if not field.nullable and field.name not in batch.schema.names:
                 batch = batch.append_column(field.name, pa.nulls(batch.num_rows, field.type))

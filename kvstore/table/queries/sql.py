@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from kvstore.arguments import place_of, shown
+from kvstore.arguments import bound_of, shown
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.frames import not_installed
 from kvstore.table.read_table import ReadTable
@@ -175,7 +175,7 @@ def _named(connection: Any, query: str, names: Sequence[str]) -> Iterator[tuple[
             given = [_literal(each) for each in node["function"]["arguments"]]
             name, *rest = given or [""]
             places = [
-                place_of(f"`{argument}` of changes()", text, *words)
+                bound_of(f"`{argument}` of changes()", text, *words)
                 for text, (argument, words) in zip(rest, _PLACES, strict=False)  # DuckDB refuses what is too much
             ]
             digest = sha256("\n".join(given).encode()).hexdigest()  # any text is a name, then

@@ -106,12 +106,12 @@ def _drawing(records: Sequence[Record]) -> str:
     shapes = []
     opened: dict[Any, tuple[int, Record]] = {}
     bars: list[tuple[int, int | None, Record, Record | None]] = []
-    for place, record in enumerate(records):
+    for nth, record in enumerate(records):
         if record["type"] == "invoke":
-            opened[record["process"]] = place, record
+            opened[record["process"]] = nth, record
         else:
             first, invocation = opened.pop(record["process"])
-            bars.append((first, place, invocation, record))
+            bars.append((first, nth, invocation, record))
     bars += [(first, None, invocation, None) for first, invocation in opened.values()]
     for row, process in enumerate(processes):
         y = _ROW * row + 30

@@ -30,10 +30,10 @@ def read_history(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     Raises:
         InvalidRequest: There is no such file, or no such file in the directory, or a line is no JSON object.
     """
-    place = Path(path)
-    files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    given = Path(path)
+    files = sorted(given.glob(f"*{SUFFIX}")) if given.is_dir() else [given]
     if not files or not files[0].exists():
-        raise InvalidRequest(f"There is no history: give a file, or a directory with *{SUFFIX} files.", path=str(place))
+        raise InvalidRequest(f"There is no history: give a file, or a directory with *{SUFFIX} files.", path=str(given))
     return [record for file in files for record in _read(file)]
 
 

@@ -60,9 +60,9 @@ def operations_of(history: Iterable[Record]) -> list[Operation]:
     by_process: dict[Any, list[tuple[float, int, Record]]] = {}
     if isinstance(history, (str, bytes, Mapping)):
         raise InvalidRequest("A history is a list of records; `read_history(path)` reads one from files.")
-    for place, record in enumerate(history):
-        process, time = _checked(record, place)
-        by_process.setdefault(process, []).append((time, place, record))
+    for number, record in enumerate(history):
+        process, time = _checked(record, number)
+        by_process.setdefault(process, []).append((time, number, record))
     operations: list[tuple[float, int, Operation]] = []
     for process, records in by_process.items():
         records.sort(key=lambda item: item[:2])
@@ -72,51 +72,51 @@ def operations_of(history: Iterable[Record]) -> list[Operation]:
     return [operation for _, _, operation in operations]
 
 
-def _checked(record: Any, place: int) -> tuple[Any, float]:
+def _checked(record: Any, number: int) -> tuple[Any, float]:
     if not isinstance(record, Mapping):
-        raise InvalidRequest(f"A record of a history is a dict, not {record!r}.", record=place)
+        raise InvalidRequest(f"A record of a history is a dict, not {record!r}.", record=number)
     for name in ("process", "type", "time"):
         if name not in record:
-            raise InvalidRequest(f"A record of the history lacks `{name}`: {dict(record)}.", record=place)
+            raise InvalidRequest(f"A record of the history lacks `{name}`: {dict(record)}.", record=number)
     if record["type"] != "invoke" and record["type"] not in _ENDS:
-        raise InvalidRequest(f"Unknown type {record['type']!r}: it is invoke, ok, fail or info.", record=place)
+        raise InvalidRequest(f"Unknown type {record['type']!r}: it is invoke, ok, fail or info.", record=number)
     time = record["time"]
     if isinstance(time, bool) or not isinstance(time, (int, float)) or not math.isfinite(time):
-        raise InvalidRequest(f"A time is a number, not {time!r}.", record=place)
+        raise InvalidRequest(f"A time is a number, not {time!r}.", record=number)
     process = record["process"]
     try:
         hash(process)
     except TypeError:
-        raise InvalidRequest(f"A process is a number or a text, not {process!r}.", record=place) from None
+        raise InvalidRequest(f"A process is a number or a text, not {process!r}.", record=number) from None
     return process, time
 
 
 def _of_process(process: Any, records: list[tuple[float, int, Record]]) -> Iterable[tuple[float, int, Operation]]:
     """The operations of one process, each with its start and the place of its invocation."""
     opened: tuple[float, int, Record] | None = None
-    for time, place, record in _in_turn(records):
+    for time, number, record in _in_turn(records):
         if record["type"] == "invoke":
             if opened is not None:
                 raise InvalidRequest(
                     f"Process {process!r} invokes at {time} while its operation from {opened[0]} is open. Name each "
                     "thread and each restarted process differently, or end the earlier operation with `info`.",
-                    record=place,
+                    record=number,
                 )
             if not isinstance(record.get("f"), str):
-                raise InvalidRequest(f"An invocation has no `f`, such as read or write: {dict(record)}.", record=place)
-            opened = time, place, record
+                raise InvalidRequest(f"An invocation has no `f`, such as read or write: {dict(record)}.", record=number)
+            opened = time, number, record
         elif opened is None:
             raise InvalidRequest(
                 f"The {record['type']} of process {process!r} at {time} ends no operation: an invocation before it is "
                 "missing, or has a later time.",
-                record=place,
+                record=number,
             )
         else:
             start, first, invocation = opened
             if record.get("f", invocation["f"]) != invocation["f"]:
                 raise InvalidRequest(
                     f"Process {process!r} invokes {invocation['f']!r} at {start}, and {record['f']!r} ends at {time}.",
-                    record=place,
+                    record=number,
                 )
             yield start, first, _operation(invocation, record)
             opened = None
@@ -130,7 +130,7 @@ def _in_turn(records: list[tuple[float, int, Record]]) -> Iterable[tuple[float, 
     for _, same_time in groupby(records, key=lambda item: item[0]):
         waiting = list(same_time)
         while waiting:
-            record = waiting.pop(max(range(len(waiting)), key=lambda place: (_fits(waiting[place][2], opened), -place)))
+            record = waiting.pop(max(range(len(waiting)), key=lambda nth: (_fits(waiting[nth][2], opened), -nth)))
             opened = record[2] if record[2]["type"] == "invoke" else None
             yield record
 

@@ -100,29 +100,29 @@ class _Search:
         self._setting: dict[Hashable, list[int]] = {}
         if isinstance(model, Register):
             self._twins = _twins(self._endless, model)
-            for place, operation in enumerate(self._endless):
-                self._setting.setdefault(model.effects[operation].sets[0], []).append(place)
+            for number, operation in enumerate(self._endless):
+                self._setting.setdefault(model.effects[operation].sets[0], []).append(number)
             self._is_reader = [not model.effects[operation].sets for operation in self._ending]
         self._assign_slots()
 
     def _assign_slots(self) -> None:
         """Give each operation that ends a bit which no other open one has, so that sets of open ones stay small."""
-        by_start = sorted(range(len(self._ending)), key=lambda place: self._ending[place].start)
+        by_start = sorted(range(len(self._ending)), key=lambda number: self._ending[number].start)
         self._slot = [0] * len(self._ending)
         # For each end, the other operations that are open then, in order of their ends.
         self._open: list[tuple[int, ...]] = []
         free: list[int] = []
         opened: list[int] = []
         next_start = 0
-        for place, operation in enumerate(self._ending):
+        for number, operation in enumerate(self._ending):
             while next_start < len(by_start) and self._ending[by_start[next_start]].start <= operation.end:
                 begun = by_start[next_start]
                 self._slot[begun] = free.pop() if free else 1 << len(opened)
                 opened.append(begun)
                 next_start += 1
-            opened.remove(place)
+            opened.remove(number)
             self._open.append(tuple(sorted(opened)))
-            free.append(self._slot[place])
+            free.append(self._slot[number])
 
     def run(self) -> Found:
         tried = _Tried()
@@ -156,15 +156,15 @@ class _Search:
             if self._only_reads(node.state, end):
                 end += 1
                 continue
-            for place in self._open[end]:
-                if not done & self._slot[place] and self._only_reads(node.state, place):
-                    done |= self._slot[place]
+            for number in self._open[end]:
+                if not done & self._slot[number] and self._only_reads(node.state, number):
+                    done |= self._slot[number]
             break
         return _Node(end, done, node.used, node.state)
 
-    def _only_reads(self, state: Hashable, place: int) -> bool:
+    def _only_reads(self, state: Hashable, number: int) -> bool:
         """Whether an operation sets nothing, and is possible."""
-        return self._is_reader[place] and bool(self._step(state, self._ending[place]))
+        return self._is_reader[number] and bool(self._step(state, self._ending[number]))
 
     def _next(self, node: _Node) -> Iterator[_Node]:
         """The places after one more effect. Those from which the next end can be passed at once come first."""
@@ -180,17 +180,17 @@ class _Search:
         yield from others
 
     def _other_effects(self, node: _Node) -> Iterator[_Node]:
-        for place in self._open[node.end]:
-            slot = self._slot[place]
+        for number in self._open[node.end]:
+            slot = self._slot[number]
             if not node.done & slot:
-                for state in self._step(node.state, self._ending[place]):
+                for state in self._step(node.state, self._ending[number]):
                     yield _Node(node.end, node.done | slot, node.used, state)
-        for place in self._endless_to_try(node):
-            if node.used >> place & 1:
+        for number in self._endless_to_try(node):
+            if node.used >> number & 1:
                 continue
-            for state in self._step(node.state, self._endless[place]):
+            for state in self._step(node.state, self._endless[number]):
                 if state != node.state:  # it need not take effect
-                    yield _Node(node.end, node.done, node.used | 1 << place, state)
+                    yield _Node(node.end, node.done, node.used | 1 << number, state)
 
     def _endless_to_try(self, node: _Node) -> Iterable[int]:
         """Operations without an end that may have to take effect now.
@@ -201,24 +201,24 @@ class _Search:
         if not isinstance(self._model, Register):
             return range(self._begun[node.end])
         effects = self._model.effects
-        open_ones = [node.end, *(place for place in self._open[node.end] if not node.done & self._slot[place])]
-        opened = [effects[self._ending[place]] for place in open_ones]
+        open_ones = [node.end, *(number for number in self._open[node.end] if not node.done & self._slot[number])]
+        opened = [effects[self._ending[number]] for number in open_ones]
         if any(effect.lacks == (node.state,) for effect in opened):
-            places = set(range(self._begun[node.end]))
+            numbers = set(range(self._begun[node.end]))
         else:
-            places = set()
+            numbers = set()
             wanted = list({effect.sees[0] for effect in opened if effect.sees})
             seen = set(wanted)
             while wanted:
-                for place in self._setting.get(wanted.pop(), ()):
-                    if place >= self._begun[node.end]:
+                for number in self._setting.get(wanted.pop(), ()):
+                    if number >= self._begun[node.end]:
                         break
-                    places.add(place)
-                    for value in effects[self._endless[place]].sees:
-                        if value not in seen and not node.used >> place & 1:
+                    numbers.add(number)
+                    for value in effects[self._endless[number]].sees:
+                        if value not in seen and not node.used >> number & 1:
                             seen.add(value)
                             wanted.append(value)
-        return [place for place in sorted(places) if (twin := self._twins[place]) is None or node.used >> twin & 1]
+        return [number for number in sorted(numbers) if (twin := self._twins[number]) is None or node.used >> twin & 1]
 
     def _step(self, state: Hashable, operation: Operation) -> tuple[Hashable, ...]:
         self._budget.take()
@@ -238,10 +238,10 @@ def _twins(endless: Sequence[Operation], register: Register) -> list[int | None]
     """For each operation the last one before it that does the same: only the first unused one need be tried."""
     last: dict[Effect, int] = {}
     twins: list[int | None] = []
-    for place, operation in enumerate(endless):
+    for number, operation in enumerate(endless):
         effect = register.effects[operation]
         twins.append(last.get(effect))
-        last[effect] = place
+        last[effect] = number
     return twins
 
 

@@ -64,8 +64,8 @@ class Shrinking:
             self._without, self._closed = sources.without, sources.closed
         else:
             self._readers = frozenset(
-                place
-                for place, operation in enumerate(self._operations)
+                number
+                for number, operation in enumerate(self._operations)
                 if all(after == state for state in states for after in model.step(state, operation))
             )
         self._whole = frozenset(range(len(self._operations)))
@@ -108,16 +108,16 @@ class Shrinking:
     def _until(self, places: Places, end: float) -> Places:
         """The operations that matter if a part ends at a time."""
         return frozenset(
-            place
-            for place in places
-            if self._operations[place].start <= end
-            and (self._operations[place].end <= end or _sets(self._model, self._operations[place]))
+            number
+            for number in places
+            if self._operations[number].start <= end
+            and (self._operations[number].end <= end or _sets(self._model, self._operations[number]))
         )
 
     def _of(self, places: Places, end: float) -> list[Operation]:
         return [
-            self._operations[place] if self._operations[place].records[-1]["time"] <= end else self._opened[place]
-            for place in sorted(self._until(places, end))
+            self._operations[number] if self._operations[number].records[-1]["time"] <= end else self._opened[number]
+            for number in sorted(self._until(places, end))
         ]
 
     def _violated_at(self, places: Places, end: float) -> float | None:
@@ -139,17 +139,17 @@ class _Sources:
     def __init__(self, operations: Sequence[Operation], effects: Sequence[Effect]) -> None:
         self._operations, self._effects = operations, effects
         self._setting: dict[Hashable, list[int]] = {}
-        for place, effect in enumerate(effects):
+        for number, effect in enumerate(effects):
             if effect.sets:
-                self._setting.setdefault(effect.sets[0], []).append(place)
+                self._setting.setdefault(effect.sets[0], []).append(number)
 
     def closed(self, places: Places) -> Places:
         """Operations with what they need, and what that needs."""
         closure = set(places)
         waiting = sorted(places)
         while waiting:
-            place = waiting.pop()
-            for source in self._lacking(place, closure):
+            number = waiting.pop()
+            for source in self._lacking(number, closure):
                 closure.add(source)
                 waiting.append(source)
         return frozenset(closure)
@@ -158,14 +158,14 @@ class _Sources:
         """Operations without some, and without those that need one that is left out."""
         rest = set(places - group)
         while True:
-            lacking = [place for place in rest if next(iter(self._lacking(place, set(rest))), None) is not None]
+            lacking = [number for number in rest if next(iter(self._lacking(number, set(rest))), None) is not None]
             if not lacking:
                 return frozenset(rest)
             rest.difference_update(lacking)
 
-    def _lacking(self, place: int, places: set[int]) -> Iterable[int]:
+    def _lacking(self, number: int, places: set[int]) -> Iterable[int]:
         """What an operation needs and a part lacks; the part may grow meanwhile."""
-        effect, operation = self._effects[place], self._operations[place]
+        effect, operation = self._effects[number], self._operations[number]
         if not effect.sees and not effect.lacks:
             return
         # The latest start of what certainly took effect before the operation began, in the part.
@@ -178,7 +178,7 @@ class _Sources:
             default=-math.inf,
         )
         is_latest = bool(effect.sees)
-        for source in self._sources(place):
+        for source in self._sources(number):
             before = self._operations[source]
             if source not in places and (is_latest or before.end >= replaced):
                 yield source
@@ -186,14 +186,14 @@ class _Sources:
                     replaced = max(replaced, before.start)
             is_latest = False
 
-    def _sources(self, place: int) -> list[int]:
+    def _sources(self, number: int) -> list[int]:
         """All that may have set what an operation found, latest first."""
-        effect, end = self._effects[place], self._operations[place].end
+        effect, end = self._effects[number], self._operations[number].end
         if effect.sees:
             setting = self._setting.get(effect.sees[0], [])
         else:
             setting = sorted(p for value, writers in self._setting.items() if value != effect.lacks[0] for p in writers)
-        return [p for p in reversed(setting) if p != place and self._operations[p].start <= end]
+        return [p for p in reversed(setting) if p != number and self._operations[p].start <= end]
 
 
 def _sets(model: HistoryModel, operation: Operation) -> bool:

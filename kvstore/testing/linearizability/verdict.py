@@ -27,7 +27,7 @@ class Part(tuple[Record, ...]):
         """The records of operations."""
         given = list(operations)
         records = [
-            (record["time"], place > 0, record) for operation in given for place, record in enumerate(operation.records)
+            (record["time"], nth > 0, record) for operation in given for nth, record in enumerate(operation.records)
         ]
         part = cls(record for *_, record in sorted(records, key=lambda item: item[:2]))
         part.operations = len(given)

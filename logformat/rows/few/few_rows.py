@@ -183,9 +183,9 @@ class FewRowsCodec:
             return None
         return None if hash_found is None else Operation(code, key, value, hash_found)
 
-    def code_of(self, key: Cells, place: int) -> bytes:
+    def code_of(self, key: Cells, number: int) -> bytes:
         """The part of an encoded key that is one of its columns."""
-        return self._key[place].code_of(key[place])
+        return self._key[number].code_of(key[number])
 
     def hash_of(self, code: bytes, value: bytes) -> int | None:
         """Hash of a stored row; None if it was written in another schema.
@@ -235,15 +235,15 @@ class FewRowsCodec:
         row_cells, bitmaps = [], []
         for key, value in rows:
             value = value or self._null_value
-            place = self._fixed.size
-            if place > len(value):
+            position = self._fixed.size
+            if position > len(value):
                 raise CorruptData("A stored record is cut short; run `kvstore check`.")
             nulls, *cells = self._fixed.unpack_from(value)
             for nth in self._texts:
-                end = place + cells[nth - 1]
-                cells[nth - 1] = value[place:end]
-                place = end
-            if place > len(value):
+                end = position + cells[nth - 1]
+                cells[nth - 1] = value[position:end]
+                position = end
+            if position > len(value):
                 raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
             bitmaps.append(nulls)
             row_cells.append((*key, *cells))
@@ -330,7 +330,7 @@ def _cells_of(column: pa.Array, about: _Column) -> tuple[list[bytes], int]:
     elif about.width:
         width = about.width
         whole = bytes(data[offset * width : (offset + rows) * width])
-        cells = [whole[place : place + width] for place in range(0, rows * width, width)]
+        cells = [whole[position : position + width] for position in range(0, rows * width, width)]
     else:
         ends = struct.unpack_from(f"<{rows + 1}i", column.buffers()[1], 4 * offset) if rows else (0,)
         cells = [bytes(data[start:end]) for start, end in pairwise(ends)]

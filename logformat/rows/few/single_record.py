@@ -45,15 +45,15 @@ class SingleRecord:
             CorruptData: It is not a record of these types.
             ValueError, OverflowError: Python has no such value.
         """
-        place, end = self._size, len(record)
-        if place > end:
+        position, end = self._size, len(record)
+        if position > end:
             raise CorruptData("A stored record is cut short; run `kvstore check`.")
         row = list(self._unpack(record))
         nulls, row[0] = row[0], first
         for nth, convert in self._variable:
-            start, place = place, place + row[nth]
-            row[nth] = convert(record[start:place])
-        if place > end:
+            start, position = position, position + row[nth]
+            row[nth] = convert(record[start:position])
+        if position > end:
             raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
         for nth, convert in self._converted:
             row[nth] = convert(row[nth])

@@ -79,8 +79,8 @@ class SingleRowCodec:
     def encode_columns(self, key: Any, names: Sequence[str]) -> bytes:
         """Code of some columns of a key that :meth:`encode_key` has encoded, in this order and without a prefix."""
         values = self._given(key)
-        places = map(self._key.index, names)
-        return b"".join(self._encoders[place](values[place]) or b"" for place in places)
+        numbers = map(self._key.index, names)
+        return b"".join(self._encoders[number](values[number]) or b"" for number in numbers)
 
     def decode(self, key: Any, code: bytes, value: bytes) -> dict[str, Any] | None:
         """Decode the row of a key to Python values.
@@ -145,8 +145,8 @@ class SingleRowCodec:
     def _stored(self, key: Any) -> list[Any]:
         """Values of a key's columns, as they are stored."""
         values = [*self._given(key)]
-        for place, as_stored in self._as_stored:
-            values[place] = as_stored(values[place])
+        for number, as_stored in self._as_stored:
+            values[number] = as_stored(values[number])
         return values
 
     def _encoded(self, key: Any) -> bytes | None:
@@ -171,10 +171,10 @@ def _in_order(names: Sequence[str], there: Sequence[str]) -> InOrder | None:
     """The function that takes columns from a row by their names; None if the row has just these columns."""
     if list(names) == list(there):
         return None
-    places = [there.index(name) if name in there else None for name in names]
-    if None not in places and len(places) > 1:
-        return itemgetter(*places)
-    return lambda row: [None if place is None else row[place] for place in places]
+    numbers = [there.index(name) if name in there else None for name in names]
+    if None not in numbers and len(numbers) > 1:
+        return itemgetter(*numbers)
+    return lambda row: [None if number is None else row[number] for number in numbers]
 
 
 def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:

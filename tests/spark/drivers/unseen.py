@@ -15,12 +15,12 @@ import os
 
 if "SPARK_EXECUTOR_DIRS" in os.environ:  # of executors only
     from kvstore.errors import NotAStore
-    from kvstore.spark.read import place
+    from kvstore.spark.read import address
 
     def opened(path):
         raise NotAStore("There is no store here.", path=path)
 
-    place.opened = opened
+    address.opened = opened
 """
 
 

@@ -40,7 +40,7 @@ class Where(StrEnum):
 
 
 @dataclass(frozen=True)
-class TablePlace:
+class TableAddress:
     """A table and the view of it that is read, for any process.
 
     Attributes:
@@ -58,7 +58,7 @@ class TablePlace:
     filter: str | None = None
 
     @classmethod
-    def of(cls, path: str, table: Table, kind: Kind, filter: str | None = None) -> TablePlace:
+    def of(cls, path: str, table: Table, kind: Kind, filter: str | None = None) -> TableAddress:
         """Place of an open table of a store."""
         return cls(path, table.identity[0], table.parts.definition, kind, filter=filter)
 
@@ -172,15 +172,15 @@ def opened(path: str) -> Store:
 
 
 @contextmanager
-def found(options: Options) -> Iterator[tuple[TablePlace, Table]]:
+def found(options: Options) -> Iterator[tuple[TableAddress, Table]]:
     """Open the table that options name, with fixed columns: the place has the same ones.
 
     Raises:
         NotAStore, NoSuchTable: The store or the table does not exist.
-        InvalidRequest, UnsupportedOperation: See :meth:`TablePlace.shape`.
+        InvalidRequest, UnsupportedOperation: See :meth:`TableAddress.shape`.
     """
     with opened(options.path) as store:
         table = store.table(options.table).with_fixed_columns()
-        place = TablePlace.of(str(store.path), table, options.kind, options.filter)
-        place.shape()  # refuses a filter that does not fit
-        yield place, table
+        address = TableAddress.of(str(store.path), table, options.kind, options.filter)
+        address.shape()  # refuses a filter that does not fit
+        yield address, table

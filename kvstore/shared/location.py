@@ -1,4 +1,4 @@
-"""The place in an object store, or in a directory, where shared tables are created."""
+"""Where shared tables are created: in an object store, or in a directory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def url_of_tables(url: str) -> str:
     return normalised(url_without_credentials("url", url))
 
 
-def place_of_tables(url: str) -> ObjectStore:
-    """The place at a URL; a directory is created.
+def client_of_tables(url: str) -> ObjectStore:
+    """A client of shared tables at a URL; a directory is created.
 
     Raises:
         InvalidRequest: The URL is not valid, or has credentials.

@@ -57,7 +57,7 @@ class Below:
         return self._held.descriptor
 
 
-class StoreDirectory:
+class HeldDirectory:
     """The directory of one store and the directories in it that are being written; thread-safe.
 
     Args:
