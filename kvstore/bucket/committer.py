@@ -192,9 +192,7 @@ class Committer:
 
     def _answer_durably(self, request: Submitted | Hold) -> None:
         if self._options.durability != "sync":
-            answer: Any = request.answer
-            self._durably.add(answer)
-            answer.add_done_callback(self._durably.discard)
+            self._durably.add(request.answer)
 
     def _put(self, item: Item) -> None:
         self._submitted += 1
@@ -353,6 +351,8 @@ class Committer:
         self._meter.append.since(began)
 
     def _answer(self, outcomes: Outcomes) -> None:
+        if self._durably:
+            self._durably.difference_update([request.answer for request, _ in outcomes])
         for request, outcome in outcomes:
             if isinstance(outcome, StoreError):
                 request.answer.set_exception(copy(outcome))
@@ -364,6 +364,7 @@ class Committer:
         """Wait for the next request of a sender, and do that one next."""
         outcome = self._attempt(partial(self._found, hold))
         request = None
+        self._durably.discard(hold.answer)
         if isinstance(outcome, StoreError):
             hold.answer.set_exception(outcome)
         else:

@@ -206,7 +206,7 @@ class Sender:
         """Meet the owner; see :meth:`kvstore.bucket.elsewhere.OtherOwner.meet`."""
         with self._meeting:
             with self._mutex:
-                while self._recovers:
+                while self._is_lost():
                     self._wait()
                 if self._is_closed:
                     raise StoreClosed("The store was closed; open it again.", path=self._context.place.directory)
@@ -294,14 +294,14 @@ class Sender:
 
     def _decide(self, sent: Sent) -> bool:
         """Make what is sent of the request that is given; False if that is answered now."""
-        given, definition = sent.given, self._context.catalog.definition()
+        given = sent.given
         request: Request | SmallRequest | None
         sent.condition = None
         if isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
             try:
-                request, stored = self._decided(sent, given, definition)
+                request, stored = self._decided(sent, given, self._context.catalog.definition())
             except StoreError as error:
                 sent.answer.set_exception(error)
                 return False
@@ -363,7 +363,7 @@ class Sender:
         """
         needs_slot = sent.asks or (sent.request is not None and sent.request.writer_id == NO_WRITER)
         with self._mutex:
-            while self._recovers or (needs_slot and self._slots_used() >= REQUESTS_MAX):
+            while self._is_lost() or (needs_slot and self._are_slots_used()):
                 self._wait()
             link = self._link
             if link is None or self._is_closed:
@@ -380,8 +380,14 @@ class Sender:
             self._receive_here(link, sent)
         return True
 
-    def _slots_used(self) -> int:
-        return sum([sent.slot is not None or sent.asks for sent in self._sent.values()])
+    def _is_lost(self) -> bool:
+        """Whether the connection has ended, and the sender's thread makes up for it."""
+        return self._recovers or (self._link is not None and self._link.is_over)
+
+    def _are_slots_used(self) -> bool:
+        if len(self._sent) < REQUESTS_MAX:
+            return False
+        return sum([sent.slot is not None or sent.asks for sent in self._sent.values()]) >= REQUESTS_MAX
 
     def _prepare(self, number: int, sent: Sent) -> None:
         """Make the frame of a request, which gets a writer and a sequence if it has none; the lock is held.
