@@ -265,7 +265,7 @@ class ComparedRequest:
     keys: list[bytes]
     stored: list[bytes]
     then: Request | SmallRequest
-    answer: Future[AppendResult | None] = field(default_factory=Answer)
+    answer: Reply[Any] | Future[AppendResult | None] = field(default_factory=Answer)
     found: list[bytes] = field(default_factory=list)
 
     @property
