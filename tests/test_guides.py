@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,6 +208,18 @@ def test_former_names_are_in_the_code_no_more() -> None:
     words = re.compile(rf"_(?:{'|'.join(sorted(former))})_")
     found = {name: "_" + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower() + "_" for name in names_in_code()}
     assert sorted(name for name, text in found.items() if words.search(text)) == []
+
+
+FOUR_PACKAGES = ("kvstore", "logformat", "merge_engines", "writer")
+
+
+def test_the_names_that_are_assigned_most_often_are_terms() -> None:
+    """But for ``each``, which stands for one of several."""
+    trees = (ast.parse(path.read_text()) for package in FOUR_PACKAGES for path in (ROOT / package).rglob("*.py"))
+    stored = (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name))
+    counts = Counter(node.id for node in stored if isinstance(node.ctx, ast.Store) and node.id not in ("_", "each"))
+    most = [name for name, _ in counts.most_common(10)]
+    assert [name for name in most if name not in terms() and name.removesuffix("s") not in terms()] == []
 
 
 # Commands and options

@@ -61,9 +61,9 @@ class TablePart:
         requests: Mapping[BucketId, Request | SmallRequest],
         commit_id: str | None = None,
     ) -> None:
-        first = requests[BucketId(0)]
+        request = requests[BucketId(0)]
         commit_id = f"{catalog.table}-{uuid4().hex}" if commit_id is None else commit_id
-        self._commit = OpenCommit(commit_id, first.writer_id, first.writer_epoch, first.sequence)
+        self._commit = OpenCommit(commit_id, request.writer_id, request.writer_epoch, request.sequence)
         self._handles = handles
         self._staging = staging
         self._catalog = catalog

@@ -150,12 +150,12 @@ def _values_in(descriptor: int, page: bytes, size: int, bytes_max: int) -> Itera
         if not node.flags & BIG:
             yield node.value
         elif len(node.value) == _WORD.size and node.value_bytes <= bytes_max:
-            first = _WORD.unpack(node.value)[0]
-            if first >= size // len(page):
+            number = _WORD.unpack(node.value)[0]
+            if number >= size // len(page):
                 continue
-            number, _, kind, _, _ = HEAD.unpack(os.pread(descriptor, HEAD.size, first * len(page)))
-            if (number, kind) == (first, OVERFLOW):
-                yield os.pread(descriptor, node.value_bytes, first * len(page) + HEAD.size)
+            stored_number, _, kind, _, _ = HEAD.unpack(os.pread(descriptor, HEAD.size, number * len(page)))
+            if (stored_number, kind) == (number, OVERFLOW):
+                yield os.pread(descriptor, node.value_bytes, number * len(page) + HEAD.size)
 
 
 def tree_of(descriptor: int, transaction: int) -> tuple[int, Tree] | None:
@@ -388,16 +388,16 @@ class PageFile:
         return kind, nodes
 
     def _big_value(self, where: bytes, length: int) -> tuple[bytes, int]:
-        first = _WORD.unpack(where)[0]
+        number = _WORD.unpack(where)[0]
         pages = -(-(HEAD.size + length) // self.page_bytes)
-        stored_number, _, kind, low, high = HEAD.unpack_from(self._read(first))
+        stored_number, _, kind, low, high = HEAD.unpack_from(self._read(number))
         stored = low + (high << 16)
         # A value that is put twice in a transaction, shorter the second time, keeps its pages.
-        if (stored_number, kind) != (first, OVERFLOW) or stored < pages:
-            raise WrongPage(f"page {first} does not hold a value of {pages} pages")
-        for number in range(first, first + stored):
-            self._see(number)
-        start = first * self.page_bytes + HEAD.size
+        if (stored_number, kind) != (number, OVERFLOW) or stored < pages:
+            raise WrongPage(f"page {number} does not hold a value of {pages} pages")
+        for page in range(number, number + stored):
+            self._see(page)
+        start = number * self.page_bytes + HEAD.size
         return os.pread(self._descriptor, length, start), stored
 
     def _see(self, number: int) -> None:

@@ -143,8 +143,8 @@ class BucketLog:
         """
         stored = self._files.segment(segment.start)
         is_empty = segment.end <= segment.start
-        first = None if is_empty else stored.batch_at(Position(HEAD_BYTES), segment.start).header.commit_timestamp
-        return SegmentContent(stored.bytes_with_batches(), first)
+        timestamp = None if is_empty else stored.batch_at(Position(HEAD_BYTES), segment.start).header.commit_timestamp
+        return SegmentContent(stored.bytes_with_batches(), timestamp)
 
     def batches(self, start: int, end: int) -> Iterator[LoggedBatch]:
         """Batches that contain offsets from ``start`` to ``end`` (exclusive), in order; the first may begin earlier.
@@ -236,15 +236,15 @@ class BucketLog:
         return dict(sorted(times.items()))
 
     def _within(self, start: int, end: int) -> tuple[Offset, Offset]:
-        first, last = integer("start", start), integer("end", end)
-        if last < first:
-            raise InvalidRequest("`end` comes before `start`.", start=first, end=last)
+        begin, stop = integer("start", start), integer("end", end)
+        if stop < begin:
+            raise InvalidRequest("`end` comes before `start`.", start=begin, end=stop)
         log_start, log_end = self._files.start(), self._handle.state().applied_offset
-        if not log_start <= first <= last <= log_end:
+        if not log_start <= begin <= stop <= log_end:
             raise OffsetOutOfRange(
-                "The log does not hold these offsets.", start=first, end=last, log_start=log_start, log_end=log_end
+                "The log does not hold these offsets.", start=begin, end=stop, log_start=log_start, log_end=log_end
             )
-        return Offset(first), Offset(last)
+        return Offset(begin), Offset(stop)
 
     def _committed(self) -> Offset:
         return self._handle.committed().applied_offset

@@ -50,8 +50,8 @@ class Past:
         check_start(start)
         handle = self.handles[bucket]
         now = handle.shown().applied_offset
-        first, last = bound_in("start", start, bucket, self.buckets), bound_in("end", end, bucket, self.buckets)
-        return (*range_between(first, last, handle.log, now), now)
+        begin, stop = bound_in("start", start, bucket, self.buckets), bound_in("end", end, bucket, self.buckets)
+        return (*range_between(begin, stop, handle.log, now), now)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

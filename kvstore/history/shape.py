@@ -65,10 +65,10 @@ class Shape:
         if not len(places):
             return Selected(places, kinds[:0], places)
         changed = kinds[places]
-        first = changed == PREIMAGE
+        is_preimage = changed == PREIMAGE
         second = (kinds[places - 1] == PREIMAGE) & (places > 0)
         adjacent = np.diff(places) == 1  # of the one after it
-        leaves = first & ~np.append(adjacent, False)
+        leaves = is_preimage & ~np.append(adjacent, False)
         enters = second & ~np.append(False, adjacent)
         changed[enters] = ChangeType.INSERT
         changed[leaves] = ChangeType.DELETE

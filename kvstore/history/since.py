@@ -27,16 +27,16 @@ def keys_changed(
             ranges = {bucket: past.range_of(bucket, start, "latest")[:2] for bucket in past.buckets}
         else:
             # Without a look at the index: the caller may be the one who keeps its bucket waiting.
-            ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(last)) for bucket, last in end.items()}
+            ranges = {BucketId(bucket): (Offset(start[bucket]), Offset(stop)) for bucket, stop in end.items()}
         definition = past.latest()
         definition.check_names_of(SchemaId(schema_id), since)
         layout = layout_of(definition)
         wanted = layout.encode_keys(keys).to_arrow()
         parts = [pa.array([], pa.binary())]
-        for bucket, (first, last) in ranges.items():
-            batches = past.handles[bucket].log.batches(first, last)
-            for rows in changes_between(batches, definition, bucket, first, last, layout.key_names):
+        for bucket, (begin, stop) in ranges.items():
+            batches = past.handles[bucket].log.batches(begin, stop)
+            for rows in changes_between(batches, definition, bucket, begin, stop, layout.key_names):
                 encoded = layout.encode_keys(rows).to_arrow()
                 parts.append(encoded.filter(pc.is_in(encoded, wanted)))
     changed = pc.is_in(wanted, pa.chunked_array(parts).unique())
-    return keys.filter(changed), {int(bucket): int(last) for bucket, (_, last) in ranges.items()}
+    return keys.filter(changed), {int(bucket): int(stop) for bucket, (_, stop) in ranges.items()}

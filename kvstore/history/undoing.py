@@ -58,8 +58,8 @@ def undo_of(past: Past, start: Start, end: End | None, selection: Selection) -> 
         definition = past.latest()  # read after the ranges, so that it has the schemas of all changes
         offsets = {int(bucket): int(now) for bucket, (_, _, now) in ranges.items()}
         undone = {
-            "start": {int(bucket): int(first) for bucket, (first, _, _) in ranges.items()},
-            "end": {int(bucket): int(last) for bucket, (_, last, _) in ranges.items()},
+            "start": {int(bucket): int(begin) for bucket, (begin, _, _) in ranges.items()},
+            "end": {int(bucket): int(stop) for bucket, (_, stop, _) in ranges.items()},
             **selection.described(),
         }
         if is_all:
@@ -91,9 +91,9 @@ _Ranges = Mapping[BucketId, tuple[Offset, Offset, Offset]]
 
 def _all_changes(past: Past, definition: TableDefinition, ranges: _Ranges) -> Iterator[pa.RecordBatch]:
     names = [_KIND, *definition.schema.names]
-    for bucket, (first, _, now) in ranges.items():
-        batches = past.handles[bucket].log.batches(first, now)
-        yield from changes_between(batches, definition, bucket, first, now, names, whole_updates=True)
+    for bucket, (begin, _, now) in ranges.items():
+        batches = past.handles[bucket].log.batches(begin, now)
+        yield from changes_between(batches, definition, bucket, begin, now, names, whole_updates=True)
 
 
 def _part(
@@ -103,7 +103,7 @@ def _part(
     schema, key = binlog_schema(definition), layout_of(definition)
     origins = past.origins()
     parts, flags = [pa.RecordBatch.from_pylist([], schema)], [np.zeros(0, bool)]
-    for bucket, (first, last, now) in ranges.items():
+    for bucket, (begin, stop, now) in ranges.items():
         log, taken = past.handles[bucket].log, set[Offset]()
 
         def chosen(batches: Iterable[FoundBatch], taken: set[Offset] = taken) -> Iterator[FoundBatch]:
@@ -114,7 +114,7 @@ def _part(
 
         names = list(key.key_names)
         its_keys = changes_between(
-            chosen(log.batches(first, last)), definition, bucket, first, last, names, whole_updates=True
+            chosen(log.batches(begin, stop)), definition, bucket, begin, stop, names, whole_updates=True
         )
         wanted = pa.chunked_array([key.encode_keys(rows).to_arrow() for rows in its_keys], pa.binary()).unique()
         if not len(wanted):
@@ -125,7 +125,7 @@ def _part(
         versions = np.array(sorted(taken))
         for changes in binlog_of(related, schema):
             parts.append(changes)
-            within = changes.column(_OFFSET).to_numpy() < last
+            within = changes.column(_OFFSET).to_numpy() < stop
             flags.append(within & np.isin(changes.column(_VERSION).to_numpy(), versions))
     changes = pa.concat_batches(parts)
     exists = {name: changes.column(name).is_valid().to_numpy(zero_copy_only=False) for name in (BEFORE, AFTER)}

@@ -49,20 +49,20 @@ def history_of(past: Past, key: Keys, start: Start) -> pa.Table:
         bucket = BucketId(int(buckets_of_rows(latest, key_row)[0]))
     log = past.handles[bucket].log
     with past.reading():
-        first, end, _ = past.range_of(bucket, start, "latest")
+        begin, end, _ = past.range_of(bucket, start, "latest")
         definition = past.latest().named_as(latest)  # read after `end`, so that it has the schemas of all changes
         origins = past.origins()
         headers: dict[Offset, BatchHeader] = {}
 
         def noted() -> Iterator[FoundBatch]:
-            for batch in batches_with_key(log.batches(first, end), definition, bucket, first, end, key_row):
+            for batch in batches_with_key(log.batches(begin, end), definition, bucket, begin, end, key_row):
                 headers[batch.header.base_offset] = batch.header
                 yield batch
 
         changes = [pa.RecordBatch.from_pylist([], changelog_schema(definition))]
         changes += [
             rows.take(pc.indices_nonzero(has_key(rows, key_row)))
-            for rows in changes_between(noted(), definition, bucket, first, end, whole_updates=True)
+            for rows in changes_between(noted(), definition, bucket, begin, end, whole_updates=True)
         ]
         log_start = log.start()
     schema = history_schema(definition, log_start)

@@ -374,8 +374,8 @@ class _Csv:
         self._delimiter = delimiter
 
     def columns(self, file: BinaryIO) -> pa.Schema:
-        first = _copied(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
-        with self._opened(first, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as batches:
+        sample = _copied(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
+        with self._opened(sample, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as batches:
             return batches.schema
 
     def names(self, file: BinaryIO) -> list[str]:
@@ -445,22 +445,22 @@ class _Csv:
 
 class _JsonLines:
     def columns(self, file: BinaryIO) -> pa.Schema:
-        first = BytesIO()
+        sample = BytesIO()
         for line in _lines(file):
             _check_nesting(line)
-            first.write(line)
-            if first.tell() >= INFERRED_BYTES:
+            sample.write(line)
+            if sample.tell() >= INFERRED_BYTES:
                 break
-        if not (text := first.getvalue()):
+        if not (text := sample.getvalue()):
             raise InvalidRequest("An empty file has no columns; create the table first.")
         inferred = json.read_json(_copied(text), json.ReadOptions(use_threads=False, block_size=len(text) + 1)).schema
         # A value that looks like a time is text: JSON has no times, and the next line may have other text.
         return pa.schema([pa.field(field.name, _without_times(field.type)) for field in inferred])
 
     def names(self, file: BinaryIO) -> list[str]:
-        first = next((line for line in _lines(file) if not line.isspace()), b"{}")
+        line = next((line for line in _lines(file) if not line.isspace()), b"{}")
         try:
-            return list(msgspec.json.decode(first, type=dict[str, Any]))
+            return list(msgspec.json.decode(line, type=dict[str, Any]))
         except UNFIT:
             return []  # reading its rows raises the error
 

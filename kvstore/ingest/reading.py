@@ -115,18 +115,18 @@ class FileReader:
                 _check_required(names, self.columns.schema)
             opened.seek(0)
             schema = self.columns.with_changes() if has_changes else self.columns.schema
-            first = 1
+            number = 1
             portions = reader.portions(opened, schema, lambda row, reason: broken.append((row, reason)))
             with closing(portions):
                 for portion in portions:
                     for start, part in _parts(portion, self._fitted):
                         if isinstance(part, str):
-                            file_rows.misfits.append(Misfit(file.path, first + start, part))
+                            file_rows.misfits.append(Misfit(file.path, number + start, part))
                         else:
-                            self._add(file_rows, file, first + start, part)
+                            self._add(file_rows, file, number + start, part)
                             check_bytes(file_rows.load_bytes, self.bytes_max)
                         _check(file_rows, broken)
-                    first += portion[0]
+                    number += portion[0]
         _check(file_rows, broken)
         _renumber(file_rows, broken, file)
         loaded = sum(map(len, file_rows.changes))
@@ -151,7 +151,7 @@ class FileReader:
             KeyCodec([rows.schema.field(name) for name in self.columns.key]).encode(key)
         return rows
 
-    def _add(self, file_rows: FileRows, file: SourceFile, first: int, rows: pa.RecordBatch) -> None:
+    def _add(self, file_rows: FileRows, file: SourceFile, number: int, rows: pa.RecordBatch) -> None:
         if CHANGE_TYPE not in rows.schema.names:
             file_rows.add(Changes.upserts(rows))
             return
@@ -165,7 +165,7 @@ class FileReader:
         kept = np.ones(rows.num_rows, bool)
         for reason, wrong in reasons.items():
             for row in np.flatnonzero(kept & wrong.to_numpy(zero_copy_only=False)):
-                file_rows.misfits.append(Misfit(file.path, first + int(row), reason))
+                file_rows.misfits.append(Misfit(file.path, number + int(row), reason))
                 kept[row] = False
         kept &= ~pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.word).fill_null(False).to_numpy(zero_copy_only=False)
         file_rows.add(Changes(rows, is_delete).take(pa.array(np.flatnonzero(kept))))

@@ -54,14 +54,14 @@ class TaskRows:
         """
         counts = self.counts
         if counts.filtered_rows > options.max_filter_ratio * counts.scanned_rows:
-            first = self.misfits[0]
+            misfit = self.misfits[0]
             raise InvalidRequest(
                 "More rows do not fit than max_filter_ratio allows; check the files, or alter the job.",
                 filtered_rows=counts.filtered_rows,
                 scanned_rows=counts.scanned_rows,
                 max_filter_ratio=options.max_filter_ratio,
                 rejected=rejected,
-                first=f"{first.file}, row {first.row}: {first.reason}",
+                first=f"{misfit.file}, row {misfit.row}: {misfit.reason}",
             )
 
 

@@ -133,9 +133,9 @@ def _restore_tables(
 
 def _miss(salvaged: Salvaged, until: Txid) -> None:
     """Report edits after the state that are missing."""
-    first = salvaged.state.txid + 1
-    if first <= until:
-        salvaged.gone.append(f"edit {first}" if first == until else f"edits {first} to {until}")
+    txid = salvaged.state.txid + 1
+    if txid <= until:
+        salvaged.gone.append(f"edit {txid}" if txid == until else f"edits {txid} to {until}")
 
 
 def _edits(store: Path, files: Files, salvaged: Salvaged) -> dict[Txid, Edit]:

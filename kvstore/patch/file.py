@@ -30,8 +30,8 @@ def encode(contents: Contents) -> bytes:
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(contents.rows)
     text, rows = contents.text().encode("utf-8", "backslashreplace"), sink.getvalue().to_pybytes()
-    first = f"kvstore patch {VERSION} {crc32c(rows, crc32c(text)):08x} {len(text)} {len(rows)}\n"
-    return b"".join((first.encode(), text, rows))
+    head = f"kvstore patch {VERSION} {crc32c(rows, crc32c(text)):08x} {len(text)} {len(rows)}\n"
+    return b"".join((head.encode(), text, rows))
 
 
 def decode(data: bytes, path: Path) -> Contents:
@@ -41,14 +41,14 @@ def decode(data: bytes, path: Path) -> Contents:
         CorruptData: It is no patch, or it was changed.
         UnsupportedVersion: A newer version of kvstore wrote it.
     """
-    first = _FIRST_LINE.match(data)
-    if first is None:
+    head = _FIRST_LINE.match(data)
+    if head is None:
         raise CorruptData("The file is no patch of kvstore.", path=path)
-    version, text, rows = int(first[1]), int(first[3]), int(first[4])
+    version, text, rows = int(head[1]), int(head[3]), int(head[4])
     if version > VERSION:
         raise UnsupportedVersion("A newer version of kvstore wrote this patch.", path=path, version=version)
-    body = memoryview(data)[first.end() :]
-    if len(body) != text + rows or f"{crc32c(body):08x}".encode() != first[2]:
+    body = memoryview(data)[head.end() :]
+    if len(body) != text + rows or f"{crc32c(body):08x}".encode() != head[2]:
         raise CorruptData(
             "The file of a patch was changed or is cut short; copy it again as binary data, or make the patch again.",
             path=path,

@@ -203,8 +203,8 @@ class Patch:
             changes = Changes(changes.rows.drop_columns([automatic]), changes.is_delete)
         seen = self._seen(table)
 
-        def confirm(first: Mapping[BucketId, Offset]) -> None:
-            self._check_since(table, seen, {int(bucket): int(offset) for bucket, offset in first.items()})
+        def confirm(bases: Mapping[BucketId, Offset]) -> None:
+            self._check_since(table, seen, {int(bucket): int(offset) for bucket, offset in bases.items()})
 
         parts = {BucketId(bucket): part for bucket, part in fixed.by_bucket(changes).items()}
         return fixed.parts.apply(parts, self.writer, epoch=0, confirm=confirm)

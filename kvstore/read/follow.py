@@ -82,9 +82,9 @@ def range_between(start: Start, end: End, log: LogReads, now: Offset) -> tuple[O
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
     """
-    first, last = offset_of("start", start, log, now), offset_of("end", end, log, now)
-    _check_order(first, last)
-    return first, last
+    begin, stop = offset_of("start", start, log, now), offset_of("end", end, log, now)
+    _check_order(begin, stop)
+    return begin, stop
 
 
 def span_from(start: Start, end: End, log: LogReads, now: Offset) -> Span:
@@ -93,21 +93,21 @@ def span_from(start: Start, end: End, log: LogReads, now: Offset) -> Span:
     Raises:
         InvalidRequest, OffsetOutOfRange: See :meth:`kvstore.Table.changelog`.
     """
-    first, since = offset_of("start", start, log, now), milliseconds(start) if isinstance(start, dt.datetime) else None
+    begin, since = offset_of("start", start, log, now), milliseconds(start) if isinstance(start, dt.datetime) else None
     if isinstance(end, (Mapping, SupportsIndex)):
-        last = one_offset("end", end)
+        stop = one_offset("end", end)
     else:
-        last = offset_of("end", end, log, now)
-        if last == now:
-            return Span(first, None, since, milliseconds(end) if isinstance(end, dt.datetime) else None)
-    _check_order(first, last)
-    return Span(first, last, since)
+        stop = offset_of("end", end, log, now)
+        if stop == now:
+            return Span(begin, None, since, milliseconds(end) if isinstance(end, dt.datetime) else None)
+    _check_order(begin, stop)
+    return Span(begin, stop, since)
 
 
-def _check_order(first: Offset, last: Offset) -> None:
-    if last < first:
+def _check_order(begin: Offset, stop: Offset) -> None:
+    if stop < begin:
         raise InvalidRequest(
-            "The end of a changelog must not be before its start, which for `full` is now.", start=first, end=last
+            "The end of a changelog must not be before its start, which for `full` is now.", start=begin, end=stop
         )
 
 
@@ -145,8 +145,8 @@ class ChangeReader:
         with self.bucket.snapshot() if full else nullcontext() as view:
             state = self.bucket.shown() if view is None else view.state()
             now, log = state.applied_offset, self.bucket.log
-            first = now if full else start
-            span = span_from(first, end, log, now) if follow else Span(*range_between(first, end, log, now))
+            begin = now if full else start
+            span = span_from(begin, end, log, now) if follow else Span(*range_between(begin, end, log, now))
             if view is not None:
                 yield None
                 definition = self.current()

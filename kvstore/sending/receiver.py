@@ -380,8 +380,8 @@ class _Connection:
 
     def send_answer(self, data: bytes, size: int) -> None:
         """Send an answer, without waiting, to a request of a size."""
-        self._send(data)
         with self._mutex:
+            self._put(data)
             self._waiting -= 1
             self._waiting_bytes -= size
         if self.is_paused:
@@ -389,12 +389,15 @@ class _Connection:
 
     def _send(self, data: bytes) -> None:
         with self._mutex:
-            try:
-                is_sent = self.socket.send(data) == len(data)
-            except OSError:  # also if it does not read its answers
-                is_sent = False
-            if not is_sent:
-                _shut(self.socket)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        try:
+            is_sent = self.socket.send(data) == len(data)
+        except OSError:  # also if it does not read its answers
+            is_sent = False
+        if not is_sent:
+            _shut(self.socket)
 
     def close(self) -> None:
         """Close it; what is answered later is not sent."""

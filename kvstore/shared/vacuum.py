@@ -68,9 +68,9 @@ def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_ru
     listed = {name: size for name, size in of_all.items() if name.startswith(shared_table.objects_prefix(id))}
     newest, now_ms = table.newest(), _now_ms(client)
     numbers = sorted(int(name.removeprefix(prefix)) for name in listed if name.startswith(prefix))
-    first = _first_retained(table, _numbers_of(table, numbers, newest), newest, now_ms - older_than_ms, retain_last)
-    named = set(_named(table, newest, first))
-    epochs = [shared_table.epoch_name(id, number) for number in numbers if number < first]
+    kept_from = _first_retained(table, _numbers_of(table, numbers, newest), newest, now_ms - older_than_ms, retain_last)
+    named = set(_named(table, newest, kept_from))
+    epochs = [shared_table.epoch_name(id, number) for number in numbers if number < kept_from]
     parsed = {name: parse_name(name) for name in listed}
     unneeded = [name for name, parsed_name in parsed.items() if parsed_name is not None and parsed_name not in named]
     staged = dict(client.list(f"{shared_table.STAGING}/"))
@@ -82,7 +82,7 @@ def _removed(table: SharedTable, older_than_ms: int, retain_last: int, *, dry_ru
         for name in (*epochs, *unneeded):
             client.delete(name)
     sizes = of_all | staged
-    return VacuumSummary(len(epochs), len(unneeded), sum(sizes[name] for name in (*epochs, *unneeded)), first)
+    return VacuumSummary(len(epochs), len(unneeded), sum(sizes[name] for name in (*epochs, *unneeded)), kept_from)
 
 
 def _never_created(client: Client, listed: Collection[str], now_ms: int) -> list[str]:
@@ -112,8 +112,8 @@ def _numbers_of(table: SharedTable, numbers: list[int], newest: SharedEpoch) -> 
     begin = newest.epoch
     while begin - 1 in numbers_there:
         begin -= 1
-    first = first_epoch(table, range(begin, newest.epoch + 1), newest)
-    return list(range(first, newest.epoch + 1))
+    least = first_epoch(table, range(begin, newest.epoch + 1), newest)
+    return list(range(least, newest.epoch + 1))
 
 
 def _now_ms(client: Client) -> int:
@@ -137,17 +137,17 @@ def _first_retained(
 
     # Manifests are created in the order of their numbers.
     old = bisect_left(candidates, older_than_ms, key=modified_ms)
-    first = candidates[old] if old < len(candidates) else max(newest.epoch - retain_last + 1, numbers[0])
-    return _existing(table, first).full
+    kept_from = candidates[old] if old < len(candidates) else max(newest.epoch - retain_last + 1, numbers[0])
+    return _existing(table, kept_from).full
 
 
-def _named(table: SharedTable, newest: SharedEpoch, first: int) -> Iterator[ObjectName]:
-    """Names of all objects that the epochs from ``first`` on name."""
+def _named(table: SharedTable, newest: SharedEpoch, kept_from: int) -> Iterator[ObjectName]:
+    """Names of all objects that the epochs from ``kept_from`` on name."""
     last = newest  # of those that add to one full epoch: it has all that these name
     while True:
         for bucket in map(BucketId, range(table.definition.buckets)):
             yield from last.sizes(bucket)
-        if last.full <= first:
+        if last.full <= kept_from:
             return
         last = _existing(table, last.full - 1)
 

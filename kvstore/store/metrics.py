@@ -130,8 +130,8 @@ def _lag(log: LogFiles, end: Offset, position: Offset, now_ms: int) -> ConsumerL
     if position >= end:
         return ConsumerLag(0, 0.0, 0)
     start = max(position, log.start())
-    first = next(log.batches(start, Offset(start + 1), counts_only=True)).header.commit_timestamp
-    return ConsumerLag(end - position, max(now_ms - first, 0) / 1000, log.bytes_between(start, end))
+    timestamp = next(log.batches(start, Offset(start + 1), counts_only=True)).header.commit_timestamp
+    return ConsumerLag(end - position, max(now_ms - timestamp, 0) / 1000, log.bytes_between(start, end))
 
 
 def _each(

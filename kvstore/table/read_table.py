@@ -496,8 +496,8 @@ class ReadTable:
         with self._reading.one_moment(start, end):
             for bucket, handle in zip(buckets, self._reading.handles, strict=True):
                 now = handle.shown().applied_offset
-                first, last = bound_in("start", start, bucket, buckets), bound_in("end", end, bucket, buckets)
-                ranges[bucket] = range_between(first, last, handle.log, now)
+                begin, stop = bound_in("start", start, bucket, buckets), bound_in("end", end, bucket, buckets)
+                ranges[bucket] = range_between(begin, stop, handle.log, now)
         return ranges
 
     def offsets_as_of(self, as_of: int | Mapping[int, int] | dt.datetime) -> dict[BucketId, Offset]:

@@ -556,8 +556,8 @@ class Reading:
             for each in wanted:
                 handle = self.handles[each].for_one_reader()
                 reader = ChangeReader(handle, current, names, whole_updates, shape)
-                first, last = bound_in("start", start, each, wanted), bound_in("end", end, each, wanted)
-                readers.append(reader.read(first, last, follow=follow))
+                begin, stop = bound_in("start", start, each, wanted), bound_in("end", end, each, wanted)
+                readers.append(reader.read(begin, stop, follow=follow))
         return readers
 
     def waits(self, bucket: int | None) -> Waits:

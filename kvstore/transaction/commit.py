@@ -34,14 +34,14 @@ def committed(identity: Identity, tables: list[TableChanges]) -> Sequence[WriteR
         NotAcknowledged: Another process was to commit it, and does not answer.
         StoreError: See :func:`kvstore.commit.parts.apply_together`.
     """
-    first = tables[0].opened.handles[0]
+    handle = tables[0].opened.handles[0]
     was_sent = as_columns = False
     for _ in range(SENT_MAX):
-        if first.engine is not None:
+        if handle.engine is not None:
             break
         answer: Answer[tuple[int, bytes]] = Answer()
         try:
-            if not first.transact(encode(identity, tables, as_columns=as_columns), answer):
+            if not handle.transact(encode(identity, tables, as_columns=as_columns), answer):
                 break
             was_sent = True
             kind, content = answer_of(answer)

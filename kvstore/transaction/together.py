@@ -132,38 +132,38 @@ def is_done_together(work: Work, *, waits: bool) -> bool:
     """
     if not work.is_small:
         return False
-    first = work.tables[0].opened.commits
+    commits = work.tables[0].opened.commits
     with ExitStack() as turns:
         if not waits:
-            committers = [turns.enter_context(first.turn_here(waits=False))]
+            committers = [turns.enter_context(commits.turn_here(waits=False))]
         else:
-            first.waiting.append(work)
+            commits.waiting.append(work)
             try:
-                committers = [turns.enter_context(first.turn_here())]
+                committers = [turns.enter_context(commits.turn_here())]
             except BaseException as error:
-                if not _is_removed(first.waiting, work):
+                if not _is_removed(commits.waiting, work):
                     work.ended.wait()
                     if work.outcome is not None and isinstance(error, StoreError):
                         return True  # the thread that took it had the turn that this one did not get
                 raise
-            if not _is_removed(first.waiting, work):
+            if not _is_removed(commits.waiting, work):
                 work.ended.wait()  # it has: the thread that took it had the turn before
                 return work.outcome is not None
         committers += [turns.enter_context(each.opened.commits.turn_here(waits=waits)) for each in work.tables[1:]]
         owned = [each for each in committers if each is not None]
         if len(owned) < len(committers):
             return False
-        if first.ends.is_full:
+        if commits.ends.is_full:
             if not waits:
                 return False
             with suppress(StoreError):  # they stay open
-                first.ends.settle()
+                commits.ends.settle()
         group = [work]
         outcomes: Sequence[Outcome | None] | None = None
         try:
-            _gather(group, first.waiting)
-            commits = [SmallCommit(parts, each.confirm) for each, parts in zip(group, _parts(group), strict=True)]
-            outcomes = apply_here(commits, owned, first.ends, TURN_SECONDS if waits else TURN_SECONDS_UNDISTURBED)
+            _gather(group, commits.waiting)
+            small = [SmallCommit(parts, each.confirm) for each, parts in zip(group, _parts(group), strict=True)]
+            outcomes = apply_here(small, owned, commits.ends, TURN_SECONDS if waits else TURN_SECONDS_UNDISTURBED)
         except StoreError as error:
             outcomes = [error] * len(group)
         finally:
@@ -186,10 +186,10 @@ def _gather(group: list[Work], waiting: deque[Work]) -> None:
 
     None is out of the queue and not in the group: its thread would wait without end.
     """
-    (first,) = group
-    changed = first.changed()
-    for each in list(waiting.copy())[:TOGETHER_MAX] if first.identity.writer is None else ():
-        if each.identity.writer is None and each.key == first.key and changed.isdisjoint(each.read()):
+    (work,) = group
+    changed = work.changed()
+    for each in list(waiting.copy())[:TOGETHER_MAX] if work.identity.writer is None else ():
+        if each.identity.writer is None and each.key == work.key and changed.isdisjoint(each.read()):
             group.append(each)
             if _is_removed(waiting, each):
                 changed |= each.changed()

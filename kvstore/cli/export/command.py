@@ -81,9 +81,9 @@ def export(
     with opened(path) as store:
         table = store.table(name)
         if changelog:
-            first, last, wanted = start_of(start or "earliest"), end_of(end or "latest"), names_of(columns)
-            schema, total = table.changelog_schema(wanted), _changes(table, first, last)
-            batches: Iterator[pa.RecordBatch] = iter(table.changelog(first, last, columns=wanted))
+            begin, stop, wanted = start_of(start or "earliest"), end_of(end or "latest"), names_of(columns)
+            schema, total = table.changelog_schema(wanted), _changes(table, begin, stop)
+            batches: Iterator[pa.RecordBatch] = iter(table.changelog(begin, stop, columns=wanted))
         else:
             filter = parse_filter(where, table.schema)
             scanned = table.scan(names_of(columns), filter=filter, as_of=as_of(moment))
@@ -155,4 +155,4 @@ def _changes(table: kvstore.ReadTable, start: Start, end: End) -> int | None:
     """Number of changes in a range; None with the current rows before them."""
     if start == "full":
         return None
-    return sum(last - first for first, last in table.offset_ranges(start, end).values())
+    return sum(stop - begin for begin, stop in table.offset_ranges(start, end).values())

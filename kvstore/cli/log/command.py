@@ -75,10 +75,10 @@ def show(
         if bucket is None and table.buckets > 1:
             raise InvalidRequest("Each bucket has its own log; choose a bucket with --bucket.", buckets=table.buckets)
         log, origins = table.bucket(bucket or 0).handle.log, table.origins()
-        first, end = table.offsets()[bucket or 0]
-        start = first if start is None else start
-        if not first <= start <= end - (offset is not None):
-            raise OffsetOutOfRange("The log does not have this offset.", offset=start, log_start=first, log_end=end)
+        log_start, end = table.offsets()[bucket or 0]
+        start = log_start if start is None else start
+        if not log_start <= start <= end - (offset is not None):
+            raise OffsetOutOfRange("The log does not have this offset.", offset=start, log_start=log_start, log_end=end)
         batches = islice(log.batches(Offset(start), Offset(end)), limit)
         if records:
             for batch in batches:

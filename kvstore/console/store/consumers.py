@@ -41,17 +41,17 @@ def consumers_page(store: Store, query: Query) -> Page:
     """Consumers, leases and streams of all tables; ``q`` is a part of the name of one or of its table."""
     words, number = query.text("q"), query.number("page", least=1) or 1
     readers, streams = _readers(store, words), _streams(store, words)
-    first = (number - 1) * READERS_SHOWN
+    skipped = (number - 1) * READERS_SHOWN
     lags, path = Lags(store), "/consumers"
     facts: dict[str, Any] = {
         "readers_all": len(readers),
         "readers": [
             _facts(each, definition, lags)
-            for each in readers[first : first + READERS_SHOWN]
+            for each in readers[skipped : skipped + READERS_SHOWN]
             for definition in definitions(store, [each.table])
         ],
         "streams_all": len(streams),
-        "streams": streams[first : first + READERS_SHOWN],
+        "streams": streams[skipped : skipped + READERS_SHOWN],
     }
     most = max(len(readers), len(streams))
 

@@ -23,10 +23,10 @@ FILES_SHOWN = 50
 def jobs_page(store: Store, query: Query) -> Page:
     """All jobs; ``page`` counts from 1."""
     names, number = store.list_jobs(), query.number("page", least=1) or 1
-    first = (number - 1) * JOBS_SHOWN
+    skipped = (number - 1) * JOBS_SHOWN
     jobs_shown = [
         {"job": name, "status": attempt(lambda name=name: job_facts(store, name))}  # type: ignore[misc]  # a default
-        for name in names[first : first + JOBS_SHOWN]
+        for name in names[skipped : skipped + JOBS_SHOWN]
     ]
     facts = {"jobs_all": len(names), "jobs": jobs_shown}
 

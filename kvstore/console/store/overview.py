@@ -31,7 +31,7 @@ def overview(store: Store, query: Query) -> Page:
     """The overview; ``q`` chooses tables by a part of their name, ``page`` counts from 1."""
     words, number = query.text("q"), query.number("page", least=1) or 1
     tables_found = matching(store, words)
-    first = (number - 1) * TABLES_SHOWN
+    skipped = (number - 1) * TABLES_SHOWN
     replicas = attempt(lambda: _replicas(store))
     jobs = attempt(lambda: _jobs(store))
     facts: dict[str, Any] = {
@@ -42,7 +42,9 @@ def overview(store: Store, query: Query) -> Page:
             "disk_free_bytes": _free_bytes(store),
         },
         "attention": _attention(store, replicas, jobs),
-        "tables": [summary(each, SAMPLES) for each in definitions(store, tables_found[first : first + TABLES_SHOWN])],
+        "tables": [
+            summary(each, SAMPLES) for each in definitions(store, tables_found[skipped : skipped + TABLES_SHOWN])
+        ],
         "tables_found": len(tables_found),
         "consumers": attempt(lambda: _consumers(store)),
         "replicas": replicas,

@@ -52,8 +52,8 @@ def replica_page(store: Store, query: Query) -> Page:
         raise InvalidRequest("Name a replica by `name`.")
     replica = store.replica(name)
     report, status = replica.report(), replica.status()
-    first = (number - 1) * STREAMS_SHOWN
-    streams = [_stream(store, status, each) for each in status.shipped[first : first + STREAMS_SHOWN]]
+    skipped = (number - 1) * STREAMS_SHOWN
+    streams = [_stream(store, status, each) for each in status.shipped[skipped : skipped + STREAMS_SHOWN]]
     facts: dict[str, Any] = {
         "name": name,
         **report.to_json(),

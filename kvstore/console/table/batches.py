@@ -139,9 +139,9 @@ def batch_page(store: Store, definition: Definition, query: Query) -> Page:
     if offset is None:
         raise InvalidRequest("Name a batch by an `offset`.")
     table = definition.table
-    first, end = table.offsets()[bucket]
-    if not first <= offset < end:
-        raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
+    log_start, end = table.offsets()[bucket]
+    if not log_start <= offset < end:
+        raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=log_start, log_end=end)
     logged = next(table.bucket(bucket).log.batches(offset, offset + 1))
     header = logged.header
     path, kept = f"/tables/{definition.id}/batch", {"bucket": query.text("bucket")}
@@ -154,9 +154,9 @@ def batch_page(store: Store, definition: Definition, query: Query) -> Page:
             [f"{each['position']}", tag("code", each["hex"]), each["field"], f"{each['value']}", each["meaning"]]
             for each in facts["header"]
         ]
-        previous = url(path, **kept, offset=header.base_offset - 1) if header.base_offset > first else None
+        previous = url(path, **kept, offset=header.base_offset - 1) if header.base_offset > log_start else None
         following = url(path, **kept, offset=header.next_offset) if header.next_offset < end else None
-        changes = url(f"/tables/{definition.id}/changes", bucket=bucket, start=max(first, header.base_offset))
+        changes = url(f"/tables/{definition.id}/changes", bucket=bucket, start=max(log_start, header.base_offset))
         where = f"{facts['time']}, {header.size:,} bytes at byte {logged.position:,} of {logged.path.name}"
         return tag(
             "div",

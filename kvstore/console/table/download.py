@@ -56,11 +56,11 @@ def _of_change(definition: Definition, column: str, offset: int, query: Query) -
     bucket = query.number("bucket", most=definition.buckets - 1) or 0
     is_before = query.text("side") == "before"
     table = definition.table
-    first, end = table.offsets()[bucket]
-    if not first <= offset < end:
-        raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=first, log_end=end)
+    log_start, end = table.offsets()[bucket]
+    if not log_start <= offset < end:
+        raise OffsetOutOfRange("The log does not hold this offset.", offset=offset, log_start=log_start, log_end=end)
     names = ["_log_offset", "_change_type", column]
-    start = max(first, offset - 1)
+    start = max(log_start, offset - 1)
     changes = _at(
         table.changelog({bucket: start}, {bucket: offset + 1}, bucket, names).read_all(),
         offset,

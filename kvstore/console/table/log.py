@@ -31,8 +31,8 @@ def log_page(store: Store, definition: Definition, query: Query) -> Page:
     table = definition.table
     log = table.bucket(bucket).log
     parts = _parts(log.segments(), definition, {name: offsets[bucket] for name, offsets in table.consumers.items()})
-    first = (number - 1) * SEGMENTS_SHOWN
-    segments = [_facts(log, each) for each in parts[::-1][first : first + SEGMENTS_SHOWN]]
+    skipped = (number - 1) * SEGMENTS_SHOWN
+    segments = [_facts(log, each) for each in parts[::-1][skipped : skipped + SEGMENTS_SHOWN]]
     path, kept = f"/tables/{definition.id}/log", {"bucket": query.text("bucket")}
     facts = {
         "id": definition.id,

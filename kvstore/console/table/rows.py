@@ -79,8 +79,8 @@ def read_rows(
         _check_past(opened.log, scanned)
         kept, stopped = _matching(scanned.batches, condition, most)
     rows = pa.Table.from_batches(kept, scanned.schema).select(names).combine_chunks()
-    first = next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema))
-    return Read(first, scanned.offset, opened.log.start(), scanned.end, stopped)
+    batch = next(iter(rows.to_batches()), pa.RecordBatch.from_pylist([], rows.schema))
+    return Read(batch, scanned.offset, opened.log.start(), scanned.end, stopped)
 
 
 def _matching(
@@ -153,7 +153,7 @@ def rows_page(store: Store, definition: Definition, query: Query) -> Page:
     kept["where"] = text
     last = keys[-1] if more else texts_of(read.stopped, definition)[0] if read.stopped is not None else None
     following = None if last is None else url(path, **kept, after=last)
-    first = url(path, **kept) if after else None
+    first_page = url(path, **kept) if after else None
     facts = {
         "id": definition.id,
         "table": definition.name,
@@ -183,7 +183,7 @@ def rows_page(store: Store, definition: Definition, query: Query) -> Page:
             grid("Rows", ["", *headings], lines, right=[False, *_numbers(read.rows.schema)])
             if rows
             else tag("p", "There is no row of this key." if key else _NONE[text is not None], class_="none"),
-            pager(First=first, Next=following) if first or following else None,
+            pager(First=first_page, Next=following) if first_page or following else None,
         )
 
     return Page(

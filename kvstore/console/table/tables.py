@@ -81,13 +81,13 @@ def table_page(store: Store, definition: Definition, query: Query) -> Page:
     """Schema, options and buckets; ``page`` is that of the columns, from 1."""
     columns = schemas.to_json(definition.schema)
     number = query.number("page", least=1) or 1
-    first = (number - 1) * COLUMNS_SHOWN
+    skipped = (number - 1) * COLUMNS_SHOWN
     facts = {
         **summary(definition, SAMPLES),
         "schema_id": definition.schema_id,
         "bucket_key": definition.bucket_key,
         "options": _options(definition),
-        "columns": columns[first : first + COLUMNS_SHOWN],
+        "columns": columns[skipped : skipped + COLUMNS_SHOWN],
         "columns_all": len(columns),
         "logs": attempt(lambda: _logs(definition.table)),
         "consumers": attempt(lambda: _consumers(definition.table)),

@@ -157,9 +157,9 @@ def _check_size(table: Table, start: Any) -> None:
         UnsupportedOperation: There are too many since the start.
     """
     offsets = size = 0
-    for bucket, (first, now) in table.offset_ranges(start).items():
-        offsets += now - first
-        size += table.bucket(bucket).log.bytes_between(first, now) if now > first else 0
+    for bucket, (begin, now) in table.offset_ranges(start).items():
+        offsets += now - begin
+        size += table.bucket(bucket).log.bytes_between(begin, now) if now > begin else 0
     if offsets > OFFSETS_MAX or size > BYTES_MAX:
         raise UnsupportedOperation(
             "These are too many changes for a page: an undo reads all changes since its start. Begin later, or let the"

@@ -29,12 +29,12 @@ def history_page(store: Store, definition: Definition, query: Query) -> Page:
     bound = query.bound("start")
     start: Any = "earliest" if bound is None else bound
     if isinstance(bound, int):
-        start = {each: bound if each == bucket else first for each, (first, _) in ranges.items()}
+        start = {each: bound if each == bucket else offset for each, (offset, _) in ranges.items()}
     history = definition.table.history(key.to_pylist()[0], start)
     log_start = int(history.schema.metadata[b"log_start"])
     last = history.num_rows - (number - 1) * VERSIONS_SHOWN
-    first = max(0, last - VERSIONS_SHOWN)
-    shown = history.slice(first, max(0, last - first)).combine_chunks()
+    begin = max(0, last - VERSIONS_SHOWN)
+    shown = history.slice(begin, max(0, last - begin)).combine_chunks()
     versions = versions_of(shown, definition)[::-1]
     about = _origins(shown)[::-1]
     path, kept = f"/tables/{definition.id}/history", {"key": texts, "start": query.text("start")}

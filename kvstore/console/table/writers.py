@@ -48,14 +48,14 @@ def writers_page(store: Store, definition: Definition, query: Query) -> Page:
     bucket, number = query.number("bucket", most=definition.buckets - 1) or 0, query.number("page", least=1) or 1
     sequences = Known.of(definition)
     named = _named(store, definition, sequences)
-    first = (number - 1) * WRITERS_SHOWN
-    windows: Any = attempt(lambda: _windows(definition, bucket, sequences, first))
+    skipped = (number - 1) * WRITERS_SHOWN
+    windows: Any = attempt(lambda: _windows(definition, bucket, sequences, skipped))
     facts: dict[str, Any] = {
         "id": definition.id,
         "table": definition.name,
         "bucket": bucket,
         "named_all": len(named),
-        "named": named[first : first + WRITERS_SHOWN],
+        "named": named[skipped : skipped + WRITERS_SHOWN],
         "fenced_ids": len(sequences.fenced),
         "open_commits": [
             {"writer_id": each.writer_id, "epoch": each.writer_epoch, "sequence": each.sequence}
@@ -108,11 +108,11 @@ def _named(store: Store, definition: Definition, known: Known) -> list[dict[str,
     ]
 
 
-def _windows(definition: Definition, bucket: int, known: Known, first: int) -> tuple[int, list[dict[str, Any]]]:
+def _windows(definition: Definition, bucket: int, known: Known, skipped: int) -> tuple[int, list[dict[str, Any]]]:
     """The number of writers that a bucket remembers, and the facts of a page of them, those that wrote last first."""
     entries, origins = definition.table.bucket(bucket).writers(), definition.table.origins()
-    newest = heapq.nlargest(first + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
-    return len(entries), [_window(id, entry, known, origins) for id, entry in newest[first:]]
+    newest = heapq.nlargest(skipped + WRITERS_SHOWN, entries.items(), key=lambda each: each[1].batches[-1].base_offset)
+    return len(entries), [_window(id, entry, known, origins) for id, entry in newest[skipped:]]
 
 
 def _window(id: int, entry: WriterEntry, known: Known, origins: Origins) -> dict[str, Any]:
@@ -166,8 +166,8 @@ def _named_html(facts: dict[str, Any], definition: Definition) -> list[Html]:
 def _named_row(each: dict[str, Any]) -> list[Content]:
     name = each["writer"] if each["job"] is None else f"{each['writer']} ({each['job']})"
     run = each["run"] if each["run"] is not None else tag("span", "none", class_="null")
-    first = "" if each["first_epoch"] is None else f"{each['first_epoch']:,}"
-    return [name, str(each["writer_id"]), each["sends"], f"{each['epoch']:,}", run, first]
+    first_epoch = "" if each["first_epoch"] is None else f"{each['first_epoch']:,}"
+    return [name, str(each["writer_id"]), each["sends"], f"{each['epoch']:,}", run, first_epoch]
 
 
 def _commits_html(commits: list[dict[str, Any]]) -> Html | None:

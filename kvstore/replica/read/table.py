@@ -151,17 +151,17 @@ class ReplicaTable:
         """
         ranges = {}
         for bucket in range(len(self._buckets)):
-            first, last = (
+            begin, stop = (
                 self._offset(name, bound, bucket, clamped=not fail_on_data_loss)
                 for name, bound in (("start", start), ("end", end))
             )
-            if last < first:
+            if stop < begin:
                 raise InvalidRequest(
                     "The end of a changelog does not come before its start, which for `full` is now.",
-                    start=first,
-                    end=last,
+                    start=begin,
+                    end=stop,
                 )
-            ranges[bucket] = first, last
+            ranges[bucket] = begin, stop
         return ranges
 
     def changes(self, bucket: int, start: int, end: int) -> Changes:

@@ -229,8 +229,8 @@ class Shipper:
         Raises:
             ReplicaBehind: The log or journal does not have them any more.
         """
-        for first, last, parts in self._ranges(stream, start, end):
-            name = self._named(stream, "range", first, last)
+        for begin, stop, parts in self._ranges(stream, start, end):
+            name = self._named(stream, "range", begin, stop)
             self._create(name if epoch is None else replace(name, epoch=epoch), parts)
 
     def ship_snapshot(self, stream: Stream) -> int:
@@ -311,15 +311,15 @@ class Shipper:
 
     def _ranges(self, stream: Stream, start: int, end: int) -> Iterator[tuple[int, int, list[bytes | memoryview]]]:
         parts: list[bytes | memoryview] = []
-        first = last = start
+        begin = stop = start
         for data, following in self._pieces(stream, start, end):
             parts.append(data)
-            last = following
+            stop = following
             if sum(map(len, parts)) >= RANGE_BYTES:
-                yield first, last, parts
-                parts, first = [], last
+                yield begin, stop, parts
+                parts, begin = [], stop
         if parts:
-            yield first, last, parts
+            yield begin, stop, parts
 
     def _pieces(self, stream: Stream, start: int, end: int) -> Iterator[tuple[bytes | memoryview, int]]:
         """Batches or edits, each with the offset after it."""

@@ -39,7 +39,7 @@ def load(request: Message) -> Message:
         except OffsetOutOfRange:
             pass  # a stream that continues from its checkpoint does not need them; a batch fails when it is planned
         else:
-            begins = {bucket: first for bucket, (first, _) in ranges.items()}
+            begins = {bucket: log_start for bucket, (log_start, _) in ranges.items()}
             kind = Kind.NET if request["net"] or table.primary_key is None else Kind.CHANGELOG
             read = Pinned(
                 replace(address, kind=kind), tuple(ReadRange(bucket, *each) for bucket, each in ranges.items())

@@ -225,7 +225,7 @@ class FollowedReplica:
             self._address.check_key()
             rows_of = {bucket: tail.last_timestamp(bucket, end) for bucket, end in tail.table.ends().items()}
         ranges = tail.table.offset_ranges(start, "latest", fail_on_data_loss=self._options.fail_on_data_loss)
-        return {bucket: Offset(first) for bucket, (first, _) in ranges.items()}, rows_of
+        return {bucket: Offset(log_start) for bucket, (log_start, _) in ranges.items()}, rows_of
 
     def check_continues(self, before: StreamOffset) -> None:
         """Verify that later leaders have the changes before an offset."""

@@ -108,7 +108,7 @@ def ranges_of_changes(
         ranges = table.offset_ranges({bucket: offset for bucket, (offset, _) in now.items()}, end)
         return tuple(ReadRange(bucket, *each, now[bucket][1]) for bucket, each in ranges.items())
     if not fail_on_data_loss:
-        begins = {bucket: first for bucket, (first, _) in table.offsets().items()}
+        begins = {bucket: log_start for bucket, (log_start, _) in table.offsets().items()}
         if isinstance(start, Mapping):
             start = {bucket: max(offset, begins.get(BucketId(bucket), 0)) for bucket, offset in start.items()}
         if isinstance(end, Mapping):

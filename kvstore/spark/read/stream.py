@@ -137,21 +137,21 @@ class KvStoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = self._followed.bounds()
         ranges = []
         for bucket, stop in last.by_bucket.items():
-            (log_start, log_end), begun = logs[bucket], begin[bucket]
-            _check_order(bucket, begun, stop)
+            (log_start, log_end), reached = logs[bucket], begin[bucket]
+            _check_order(bucket, reached, stop)
             _check_order(bucket, stop, log_end)
             name = str(bucket)
             has_rows = name in left and left[name] != left_after.get(name)
-            if begun < log_start and (begun < stop or has_rows):
-                self._check_loss(bucket, begun, log_start, rows=has_rows)
-                begun = min(log_start, stop)
+            if reached < log_start and (reached < stop or has_rows):
+                self._check_loss(bucket, reached, log_start, rows=has_rows)
+                reached = min(log_start, stop)
             if has_rows:
                 assert began is not None
                 assert began.rows_of is not None
                 keys = KeyRange(left[name], left_after.get(name))
-                ranges.append(ReadRange(bucket, begun, stop, began.rows_of[name], keys))
+                ranges.append(ReadRange(bucket, reached, stop, began.rows_of[name], keys))
             else:
-                ranges.append(ReadRange(bucket, begun, stop))
+                ranges.append(ReadRange(bucket, reached, stop))
         return [*self._followed.tasks(ranges, self.cores)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -284,12 +284,12 @@ def _rows_left(reached: StreamOffset | None, began: Began | None) -> dict[str, b
     return {} if began is None or began.rows_of is None else dict.fromkeys(began.rows_of, KeyRange().start)
 
 
-def _check_order(bucket: int, first: Offset, last: Offset) -> None:
-    if last < first:
+def _check_order(bucket: int, begin: Offset, stop: Offset) -> None:
+    if stop < begin:
         raise OffsetOutOfRange(
             "The log ends before what this stream has read of it; was an older copy restored? Start with a new "
             "checkpoint.",
             bucket=bucket,
-            offset=first,
-            log_end=last,
+            offset=begin,
+            log_end=stop,
         )

@@ -78,7 +78,7 @@ def offsets_of(table: Table, bound: Bound, *, is_start: bool) -> dict[int, int]:
         ranges = table.offset_ranges(time) if is_start else table.offset_ranges(EARLIEST, time)
         return {int(bucket): int(each[0 if is_start else 1]) for bucket, each in ranges.items()}
     if bound.place.strip().lower() == EARLIEST and is_start:
-        return {int(bucket): int(first) for bucket, (first, _) in table.offsets().items()}
+        return {int(bucket): int(log_start) for bucket, (log_start, _) in table.offsets().items()}
     versions = _versions(bound.place, table.buckets)
     return {bucket: min(version + skips, OFFSET_MAX) for bucket, version in versions.items()}
 

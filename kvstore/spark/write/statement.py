@@ -112,8 +112,8 @@ class Statement:
         # Other writers wait for the check in the commit, so only what comes after this one is left for it.
         seen = check_unchanged(table, keys, self.read_at, None, schema_id, *_CHANGED)
 
-        def confirm(first: Mapping[BucketId, Offset]) -> None:
-            end = {int(bucket): int(offset) for bucket, offset in first.items()}
+        def confirm(bases: Mapping[BucketId, Offset]) -> None:
+            end = {int(bucket): int(offset) for bucket, offset in bases.items()}
             check_unchanged(table, keys, seen, end, schema_id, *_CHANGED)
 
         return ordered, confirm

@@ -110,19 +110,19 @@ def _drawing(records: Sequence[Record]) -> str:
         if record["type"] == "invoke":
             opened[record["process"]] = nth, record
         else:
-            first, invocation = opened.pop(record["process"])
-            bars.append((first, nth, invocation, record))
-    bars += [(first, None, invocation, None) for first, invocation in opened.values()]
+            begin, invocation = opened.pop(record["process"])
+            bars.append((begin, nth, invocation, record))
+    bars += [(begin, None, invocation, None) for begin, invocation in opened.values()]
     for row, process in enumerate(processes):
         y = _ROW * row + 30
         shapes.append(f'<text x="0" y="{y + 15}">{escape(names[process])}</text>')
         shapes.append(f'<line x1="{left}" x2="{right}" y1="{y + 11}" y2="{y + 11}" stroke="#dde"/>')
-    for first, last, invocation, end in bars:
+    for begin, last, invocation, end in bars:
         y = _ROW * processes.index(invocation["process"]) + 30
         is_violated = last == len(records) - 1
         is_known = end is not None and end["type"] != "info"
         colour = "#e5534b" if is_violated else "#7aa7e0" if is_known else "#c8ccd4"
-        x, width = left + _STEP * first, (right if last is None else left + _STEP * last) - left - _STEP * first
+        x, width = left + _STEP * begin, (right if last is None else left + _STEP * last) - left - _STEP * begin
         label = _cell(invocation) + ("" if end is None else f": {_cell(end)}")
         shapes.append(
             f'<rect x="{x}" y="{y}" width="{width}" height="{_HEIGHT}" rx="3" fill="{colour}"><title>{escape(label)}'
