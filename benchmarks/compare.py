@@ -3,6 +3,7 @@
 Each is a process of its own, and they take turns, figure by figure; a ratio is the median of the rounds' ratios.
 ``--turns`` is what such a process runs: it measures kvstore alone, and waits for a line before each figure.
 Both run the benchmarks of here; ``--its-own`` is for a reference from before modules moved that these import.
+The reference gets a native kernel if there is one here; ``--without-kernel`` measures what Python does alone.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -25,6 +27,7 @@ from benchmarks.measuring import Figure, Line, Lines, Setting, gathered
 from benchmarks.report import Grid
 from benchmarks.targets import shown
 from benchmarks.works import WORKS
+from kvstore.kernel.library import kernel, switched_off
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = "benchmarks"
@@ -38,16 +41,20 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=WORKS, default=_COMPARED, metavar="WORK")
     parser.add_argument("--its-own", action="store_true", help="measure the reference by its own benchmarks")
+    parser.add_argument("--without-kernel", action="store_true", help="measure both without the native kernel")
     parser.add_argument("--turns", metavar="WORK", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.turns:
-        _take_turns(given.turns, given.rows, given.rounds)
+        with switched_off() if given.without_kernel else nullcontext():
+            _take_turns(given.turns, given.rows, given.rounds)
         return
+    options = ["--rows", str(given.rows), "--rounds", str(given.rounds)]
+    options += ["--without-kernel"] if given.without_kernel else []
     lines: Lines = {}
     with _checked_out(given.ref, its_own=given.its_own) as other:
         sides = {"here": ROOT, given.ref: other}
         for work in track(given.only, "measuring", transient=True):
-            for figure in _alternately(sides, work, given.rows, given.rounds):
+            for figure in _alternately(sides, work, options):
                 list(gathered([figure], lines))
     rows = [_row(line, given.ref) for line in lines.values()]
     Grid(f"{given.rows:,} rows, {given.rounds} rounds", ["median", "here", given.ref, "here / there"], rows).printed(
@@ -70,14 +77,16 @@ def _checked_out(ref: str, *, its_own: bool) -> Iterator[Path]:
             if not its_own:
                 (place / BENCHMARKS).rename(place / "its-own-benchmarks")
                 (place / BENCHMARKS).symlink_to(ROOT / BENCHMARKS)
+            if kernel():
+                subprocess.run([sys.executable, "-m", "kvstore.kernel.build"], check=True, **_running_in(place))
             yield place
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", place], check=True, cwd=ROOT)
 
 
-def _alternately(sides: dict[str, Path], work: str, rows: int, rounds: int) -> Iterator[Figure]:
+def _alternately(sides: dict[str, Path], work: str, options: list[str]) -> Iterator[Figure]:
     """Figures of each side, by which one they are; both yield the same lines in the same order."""
-    started = [_started(place, work, rows, rounds) for place in sides.values()]
+    started = [_started(place, work, options) for place in sides.values()]
     while True:
         for side, process in zip(sides, started, strict=True):
             assert process.stdin is not None
@@ -94,14 +103,14 @@ def _alternately(sides: dict[str, Path], work: str, rows: int, rounds: int) -> I
             yield Figure(f"{found.line}: {found.by}, {found.unit}", side, found.value, found.unit)
 
 
-def _started(place: Path, work: str, rows: int, rounds: int) -> subprocess.Popen[str]:
-    # The directory it runs in comes before whatever is installed.
-    command = [sys.executable, "-m", "benchmarks.compare", "", "--turns", work]
-    command += ["--rows", str(rows), "--rounds", str(rounds)]
-    environment = {**os.environ, "PYTHONPATH": str(place), "PYTHONWARNINGS": "ignore"}
-    return subprocess.Popen(
-        command, cwd=place, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+def _started(place: Path, work: str, options: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.compare", "", "--turns", work, *options]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **_running_in(place))
+
+
+def _running_in(place: Path) -> dict[str, Any]:
+    """Where a process of a side runs: its directory comes before whatever is installed."""
+    return {"cwd": place, "env": {**os.environ, "PYTHONPATH": str(place), "PYTHONWARNINGS": "ignore"}}
 
 
 def _take_turns(work: str, rows: int, rounds: int) -> None:

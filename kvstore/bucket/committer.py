@@ -20,7 +20,6 @@ waits for a slice of about its own size, and what is merged and what comes meanw
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -52,7 +51,7 @@ from kvstore.errors import (
 from kvstore.memtable.pace import Pace
 from kvstore.meta.table_catalog import Now
 from kvstore.process.calls import Answer, answer_of
-from kvstore.process.signals import undisturbed
+from kvstore.process.signals import is_stack_short, undisturbed
 from kvstore.request.encoded import SmallRequest, Submitted
 from kvstore.request.preparation import up_to_date
 from kvstore.request.prepared import Prepared
@@ -71,8 +70,6 @@ READER_CHECK_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 """How long a bucket that is closed goes on with merges; the next opening takes the rest from the log, and then its
 merge is completed when the bucket is closed, however long it takes: so short sessions make progress, too."""
-STACK_FRAMES = 150
-"""Calls that a write in its caller's thread may take; the committer's thread has a stack of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +191,7 @@ class Committer:
 
     def _answer_durably(self, request: Submitted | Hold) -> None:
         if self._options.durability != "sync":
-            answer: Any = request.answer
-            self._durably.add(answer)
-            answer.add_done_callback(self._durably.discard)
+            self._durably.add(request.answer)
 
     def _put(self, item: Item) -> None:
         self._submitted += 1
@@ -352,6 +347,8 @@ class Committer:
         self._answer(group, outcomes, began)
 
     def _answer(self, group: Sequence[Submitted], outcomes: Outcomes | StoreError, began: float) -> None:
+        if self._durably:
+            self._durably.difference_update([request.answer for request in group])
         if isinstance(outcomes, StoreError):
             outcomes = [outcomes] * len(group)
         for request, outcome in zip(group, outcomes, strict=True):
@@ -366,6 +363,7 @@ class Committer:
         """Wait for the next request of a sender, and do that one next."""
         outcome = self._attempt(partial(self._found, hold))
         request = None
+        self._durably.discard(hold.answer)
         if isinstance(outcome, StoreError):
             hold.answer.set_exception(outcome)
         else:
@@ -387,7 +385,7 @@ class Committer:
     def _done_here(self, request: Submitted) -> bool:
         """Do what the thread does with a group of one request; False if the thread has to."""
         # After a group of several, callers are likely to send together again.
-        if self._together > 1 or _stack_is_short() or not self.turn.take():
+        if self._together > 1 or not self.turn.take():
             return False
         try:
             if not self._is_idle():
@@ -412,7 +410,7 @@ class Committer:
         Raises:
             StoreError: The bucket can't be written. It does not wait.
         """
-        if _stack_is_short() or not self.turn.take(seconds):
+        if is_stack_short() or not self.turn.take(seconds):
             return False
         is_begun = False
         try:
@@ -763,12 +761,3 @@ def _sure(result: T | StoreError) -> T:
     if isinstance(result, StoreError):
         raise result
     return result
-
-
-def _stack_is_short() -> bool:
-    """Whether the caller is so deep in recursion that a write could fail halfway for it."""
-    try:
-        sys._getframe(max(sys.getrecursionlimit() - STACK_FRAMES, 0))
-    except ValueError:
-        return False
-    return True

@@ -56,8 +56,11 @@ class OtherOwner(Protocol):
     def is_met(self) -> bool:
         """Whether it takes requests of this process now."""
 
-    def send(self, request: Submitted, /) -> bool:
+    def send(self, request: Submitted, /, *, here: bool = False) -> bool:
         """Have it answer a request; False if it is not met, and then nothing was sent.
+
+        Args:
+            here: Whether this thread may receive the answer, since its caller waits for nothing else.
 
         Raises:
             InvalidRequest: The request does not fit the table. Nothing was sent.
@@ -104,7 +107,7 @@ class NoOtherOwner:
     takes_requests = False
     is_met = False
 
-    def send(self, _: Submitted) -> bool:
+    def send(self, _: Submitted, *, here: bool = False) -> bool:  # noqa: ARG002
         """False."""
         return False
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from typing import NoReturn, Self, TypeVar
 
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
@@ -114,7 +115,8 @@ class BucketHandle:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
         self._presence.show()
-        while (engine := self.engine or self._owner(lambda: self._other.send(request), waits=waits)) is not None:
+        send = partial(self._other.send, request, here=here)
+        while (engine := self.engine or self._owner(send, waits=waits)) is not None:
             if self._submitted(engine, engine.committer.submit, request, here=here):
                 break
 

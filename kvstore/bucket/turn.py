@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from kvstore.errors import StoreError
-from kvstore.process.calls import Answer
+from kvstore.process.calls import Answer, Reply
 from kvstore.request.encoded import Submitted
 
 HOLD_SECONDS = 0.1
@@ -66,7 +67,7 @@ class Hold:
     """
 
     keys: list[bytes]
-    answer: Future[None] = field(default_factory=Answer)
+    answer: Reply[Any] | Future[None] = field(default_factory=Answer)
     found: list[bytes] = field(default_factory=list)
     _next: Future[Submitted | None] = field(default_factory=Future)
 

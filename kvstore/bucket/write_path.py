@@ -286,15 +286,15 @@ class WritePath:
         batches = ((each.header, each.data) for each in logged)
         for part in tail.parts_of(batches, self.definition, self._state):
             self._forget_newer()
-            if self.definition.primary_key is None:
+            effect = Effect(0)
+            if part.final is None:
                 effect = Effect(sum(header.record_count for header in part.headers))
-            elif looks:
-                with self.memtable.view() as view:
-                    effect = effect_of(part.run, view.find)
             else:
-                effect = Effect(0)
+                if looks:
+                    with self.memtable.view() as view:
+                        effect = effect_of(part.final, view.find)
+                self.memtable.put(part.final.run)
             self._move(part.headers, effect, part.next_count)
-            self.memtable.put(part.run)
             self.publish()
             if bytes_max is not None and self.memtable.published.size >= bytes_max:
                 self.commit()

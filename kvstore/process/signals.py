@@ -10,6 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from typing import ParamSpec
@@ -17,6 +18,8 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 _NUMBERS = sorted(map(int, signal.valid_signals()))
+STACK_FRAMES = 150
+"""Calls that undisturbed work, such as a write, may take."""
 _INT = _NUMBERS.index(signal.SIGINT)
 
 
@@ -79,15 +82,27 @@ def is_put_off() -> bool:
     return _ctrl_c.is_put_off
 
 
+def is_stack_short() -> bool:
+    """Whether the caller is so deep in recursion that work could fail halfway for it."""
+    try:
+        sys._getframe(max(sys.getrecursionlimit() - STACK_FRAMES, 0))
+    except ValueError:
+        return False
+    return True
+
+
 def undisturbed(work: Callable[P, bool], *args: P.args, **given: P.kwargs) -> bool:
     """Work without a handler of a signal in between; False if that can't be had, and then nothing was done.
 
-    It can't be had in the main thread of a program that has handlers of its own: they would have to be replaced, and
-    what the program has set for its signals besides (``siginterrupt``, ``faulthandler``) would be lost.
+    It can't be had by a caller that is deep in recursion, nor in the main thread of a program that has handlers of its
+    own: they would have to be replaced, and what the program has set for its signals besides (``siginterrupt``,
+    ``faulthandler``) would be lost.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came. The work has ended; what it returned or raised is lost.
     """
+    if is_stack_short():
+        return False
     if threading.get_ident() != threading.main_thread().ident or _ctrl_c.is_put_off:
         return work(*args, **given)
     if not _ctrl_c.is_all():

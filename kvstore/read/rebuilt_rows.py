@@ -180,7 +180,7 @@ class TemporaryRows:
         waiting = self._waiting
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         with self._refusals():
-            store(self._index, final_rows(self._definition, self._schema_id, waiting))
+            store(self._index, final_rows(self._definition, self._schema_id, waiting).run)
             self._commit_if_much()
 
     def _commit_if_much(self) -> None:

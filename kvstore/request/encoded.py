@@ -127,8 +127,9 @@ class EncodedWrites:
         """Whether operations that another process sends are a small write."""
         if len(operations) > ROWS_MAX or bytes_of(operations) > BYTES_MAX:
             return False
-        deletes = any(each.value is None for each in operations)
-        return not deletes or self._definition.options.delete_behavior == "allow"
+        if self._definition.options.delete_behavior == "allow":
+            return True
+        return all(each.value is not None for each in operations)
 
     def operations_of(self, request: Request | SmallRequest) -> list[Operation] | None:
         """The operations of a request when its turn comes; None if it is no small write of the table as it is now."""
@@ -265,7 +266,7 @@ class ComparedRequest:
     keys: list[bytes]
     stored: list[bytes]
     then: Request | SmallRequest
-    answer: Future[AppendResult | None] = field(default_factory=Answer)
+    answer: Reply[Any] | Future[AppendResult | None] = field(default_factory=Answer)
     found: list[bytes] = field(default_factory=list)
 
     @property

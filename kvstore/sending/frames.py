@@ -64,6 +64,9 @@ class Kind(IntEnum):
     """In place of this write: there is nothing to write. It gets no answer."""
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
+
 class BadFrame(Exception):
     """What came is no frame of this protocol."""
 
@@ -125,10 +128,8 @@ def frames_in(buffer: bytearray) -> Iterator[tuple[Kind, bytes]]:
         del buffer[:end]
         if zlib.crc32(body) != checksum:
             raise BadFrame
-        try:
-            kind = Kind(body[0])
-        except ValueError as error:
-            raise BadFrame from error
+        if (kind := _KINDS.get(body[0])) is None:
+            raise BadFrame
         yield kind, body[1:]
 
 

@@ -12,12 +12,11 @@ a request sends the answer, without waiting.
 
 from __future__ import annotations
 
-import selectors
+import select
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -27,7 +26,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.turn import Hold
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
 from kvstore.meta.table_catalog import TableCatalog
-from kvstore.process.calls import Call, CallerInterrupted
+from kvstore.process.calls import Call, CallerInterrupted, Reply
 from kvstore.request.encoded import ComparedRequest, SmallRequest
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
@@ -156,47 +155,44 @@ class Receiver:
 
     def _run(self, woken: socket.socket) -> None:
         woken.setblocking(False)
-        connections: set[_Connection] = set()
+        connections: dict[int, _Connection] = {}
         try:
-            with selectors.DefaultSelector() as selector, woken:
-                selector.register(woken, selectors.EVENT_READ)
+            with closing(select.epoll()) as poller, woken:
+                poller.register(woken, select.EPOLLIN)
                 while not self._is_closing:
-                    self._turn(selector, woken, connections)
+                    self._turn(poller, woken, connections)
         finally:
             # However the thread ended, no sender may wait for it, and the next one begins another.
             with self._mutex:
-                connections.update(self._new)
+                ended = [*connections.values(), *self._new]
                 self._new.clear()
                 assert self._wake is not None
                 self._wake.close()
                 self._thread = None
-            for each in connections:
+            for each in ended:
                 each.close()
 
-    def _turn(self, selector: selectors.BaseSelector, woken: socket.socket, connections: set[_Connection]) -> None:
-        events = [key.data for key, _ in selector.select()]
-        ready = [each for each in events if each is not None]
+    def _turn(self, poller: select.epoll, woken: socket.socket, connections: dict[int, _Connection]) -> None:
+        events = poller.poll()
+        ready = [connections[descriptor] for descriptor, _ in events if descriptor in connections]
         if len(ready) < len(events):
             woken.recv(_WAKES)
-        with self._mutex:
-            new, self._new = self._new, []
-        for each in new:
-            connections.add(each)
-            selector.register(each.socket, selectors.EVENT_READ, each)
-        ready += [each for each in connections if each.is_paused and each.may_go_on()]
+            with self._mutex:
+                new, self._new = self._new, []
+            for each in new:
+                connections[each.descriptor] = each
+                poller.register(each.descriptor, select.EPOLLIN)
+            ready += [each for each in connections.values() if each.is_paused and each.may_go_on()]
         for each in ready:
             was_paused, was_greeted = each.is_paused, each.greeting is not None
             each.receive(here=len(ready) == 1)
             if each.greeting is not None and not was_greeted:
-                _replace(connections, each)
-            if each.is_paused and not was_paused:
-                selector.unregister(each.socket)
-            elif was_paused and not each.is_paused:
-                selector.register(each.socket, selectors.EVENT_READ, each)
-        for each in [each for each in connections if each.is_over]:
-            connections.discard(each)
-            if not each.is_paused:
-                selector.unregister(each.socket)
+                _replace(connections.values(), each)
+            if each.is_paused != was_paused:
+                poller.modify(each.descriptor, 0 if each.is_paused else select.EPOLLIN)
+        for each in [each for each in connections.values() if each.is_over]:
+            del connections[each.descriptor]
+            poller.unregister(each.descriptor)
             each.close()
 
 
@@ -221,6 +217,7 @@ class _Connection:
         self, connection: socket.socket, owned: Owned, owner: UUID, wake: Callable[[], None], begin: Begin
     ) -> None:
         self.socket = connection
+        self.descriptor = connection.fileno()
         self.greeting: Greeting | None = None
         self.is_over = self.is_paused = False
         self._owned = owned
@@ -252,26 +249,20 @@ class _Connection:
                     return
                 self._buffer += data
             self.is_paused = False
-            for kind, content in self._frames():
-                self._take(kind, content, here=here)
+            arrived = frames_in(self._buffer)
+            while self.may_go_on():
+                if (frame := next(arrived, None)) is None:
+                    return
+                self._take(*frame, here=here)
                 if self.is_over:
                     return
-            if self.is_paused and self.may_go_on():  # an answer came in between, and woke nobody
+            self.is_paused = True
+            if self.may_go_on():  # an answer came in between, and woke nobody
                 self._wake()
         except BlockingIOError:
             return
         except (OSError, BadFrame):
             self.is_over = True
-
-    def _frames(self) -> Iterator[tuple[Kind, bytes]]:
-        arrived = frames_in(self._buffer)
-        while True:
-            if not self.may_go_on():
-                self.is_paused = True
-                return
-            if (each := next(arrived, None)) is None:
-                return
-            yield each
 
     def _take(self, kind: Kind, content: bytes, *, here: bool) -> None:
         if self.greeting is None:
@@ -280,26 +271,28 @@ class _Connection:
             self._greet(Greeting.decode(content))
             return
         number, content = number_in(content)
+        answer = _Answer(self, number, len(content))
         try:
-            if kind is Kind.HOLD:
+            if kind is Kind.WRITE_FEW:
+                few = requests.decode_few(content, self._owned.catalog.definition(), answer)
+                self._submit(answer, few, here=here)
+            elif kind is Kind.HOLD:
                 self._give_up_hold()
-                self._hold = number, Hold(requests.keys_in(content))
-                self._submit(number, 0, self._hold[1])
+                answer.size = 0
+                self._hold = number, Hold(requests.keys_in(content), answer)
+                self._submit(answer, self._hold[1])
             elif kind is Kind.GIVE_UP:
                 self._give_up_hold()
-            elif kind is Kind.WRITE_FEW:
-                request = requests.decode_few(content, self._owned.catalog.definition())
-                self._submit(number, len(content), request, here=here)
             elif kind is Kind.WRITE:
-                self._write(number, content)
+                self._write(answer, content)
             elif kind is Kind.TRANSACT:
                 self._add_waiting(len(content))
                 self._begin(content, partial(self._transacted, number, len(content)))
             elif kind is not Kind.BARRIER:
                 raise BadFrame
             else:
-                asked = _never(_nothing(self._owned.catalog), requests.keys_in(content))
-                self._submit(number, len(content), asked)
+                asked = _never(_nothing(self._owned.catalog), answer, requests.keys_in(content))
+                self._submit(answer, asked)
         except Altered:
             self._send(frames.numbered(Kind.ALTERED, number))
         except NoSuchTable as error:
@@ -334,42 +327,36 @@ class _Connection:
             self._send(frames.frame(Kind.REFUSED, frames.encode_error(refused)))
             self.is_over = True
 
-    def _write(self, number: int, content: bytes) -> None:
+    def _write(self, answer: _Answer, content: bytes) -> None:
+        request: Request | ComparedRequest
         try:
-            definition = self._owned.catalog.definition()
-            request = requests.decode(content, definition)
+            request = requests.decode(content, self._owned.catalog.definition(), answer)
         except InvalidRequest as error:
             # The owner before may have applied it, when the table was another one.
             writer_id, sequence = requests.numbers_in(content)
             again = replace(_nothing(self._owned.catalog), writer_id=writer_id, sequence=sequence)
-            self._submit(number, len(content), _never(again), refused=error)
-            return
-        self._submit(number, len(content), request)
+            request, answer.refused = _never(again, answer), error
+        self._submit(answer, request)
 
     def _submit(
-        self,
-        number: int,
-        size: int,
-        request: Request | SmallRequest | ComparedRequest | Hold,
-        *,
-        here: bool = False,
-        refused: StoreError | None = None,
+        self, answer: _Answer, request: Request | SmallRequest | ComparedRequest | Hold, *, here: bool = False
     ) -> None:
-        self._add_waiting(size)
-        answer: Any = request.answer
-        values = request.found if isinstance(request, (ComparedRequest, Hold)) else ()
-        answer.add_done_callback(partial(self._answered, number, size, refused, values))
+        self._add_waiting(answer.size)
+        if isinstance(request, (ComparedRequest, Hold)):
+            answer.stored = request.found
         try:
-            if self._is_next(number, request) or self._owned.handle.take_in(request, here=here):
+            if self._hold is not None and self._is_next(answer.number, request):
                 return
-            self._send(frames.numbered(Kind.NOT_OWNER, number))
-            self.is_over = True
+            if not self._owned.handle.take_in(request, here=here):
+                self._send(frames.numbered(Kind.NOT_OWNER, answer.number))
+                self.is_over = True
         except StoreError as error:
             answer.set_exception(error)
 
     def _is_next(self, number: int, request: Request | SmallRequest | ComparedRequest | Hold) -> bool:
         """Whether the bucket waits for a request, which it has then."""
-        if self._hold is None or isinstance(request, Hold) or self._hold[0] != number:
+        assert self._hold is not None
+        if isinstance(request, Hold) or self._hold[0] != number:
             return False
         (_, hold), self._hold = self._hold, None
         is_waited_for = hold.answer.done()
@@ -380,39 +367,21 @@ class _Connection:
             self._hold[1].go_on(None)
             self._hold = None
 
-    def _answered(
-        self,
-        number: int,
-        size: int,
-        refused: StoreError | None,
-        values: Sequence[bytes],
-        answer: Future[AppendResult | None],
-    ) -> None:
-        error = answer.exception() or refused
-        if answer.exception() is None and (result := answer.result()) is not None:
-            data = frames.written(number, result)
-        elif isinstance(error, StoreError):
-            data = frames.numbered(Kind.FAILED, number, frames.encode_error(error))
-        elif error is None:
-            data = frames.numbered(Kind.UNCHANGED, number, requests.encode_values(values))
-        else:
-            data = frames.numbered(Kind.NOT_OWNER, number)
-        self._send_answer(data, size)
-
     def _transacted(self, number: int, size: int, kind: Kind | None, content: bytes) -> None:
         if kind is None:
             _shut(self.socket)
         else:
-            self._send_answer(frames.numbered(kind, number, content), size)
+            self.send_answer(frames.numbered(kind, number, content), size)
 
     def _add_waiting(self, size: int) -> None:
         with self._mutex:
             self._waiting += 1
             self._waiting_bytes += size
 
-    def _send_answer(self, data: bytes, size: int) -> None:
-        self._send(data)
+    def send_answer(self, data: bytes, size: int) -> None:
+        """Send an answer, without waiting, to a request of a size."""
         with self._mutex:
+            self._put(data)
             self._waiting -= 1
             self._waiting_bytes -= size
         if self.is_paused:
@@ -420,18 +389,59 @@ class _Connection:
 
     def _send(self, data: bytes) -> None:
         with self._mutex:
-            try:
-                is_sent = self.socket.send(data) == len(data)
-            except OSError:  # also if it does not read its answers
-                is_sent = False
-            if not is_sent:
-                _shut(self.socket)
+            self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        try:
+            is_sent = self.socket.send(data) == len(data)
+        except OSError:  # also if it does not read its answers
+            is_sent = False
+        if not is_sent:
+            _shut(self.socket)
 
     def close(self) -> None:
         """Close it; what is answered later is not sent."""
         self._give_up_hold()
         with self._mutex:
             self.socket.close()
+
+
+class _Answer(Reply[Any]):
+    """The answer of a request, which is sent when it is given.
+
+    Attributes:
+        size: Of the request, in bytes.
+        refused: Why the request is refused, if it was not applied before.
+        stored: What is stored, if the answer is that it is something else.
+    """
+
+    __slots__ = ("_connection", "number", "refused", "size", "stored")
+
+    def __init__(self, connection: _Connection, number: int, size: int) -> None:
+        self._connection, self.number, self.size = connection, number, size
+        self.refused: StoreError | None = None
+        self.stored: Sequence[bytes] = ()
+        self._is_done = False
+
+    def set_result(self, result: AppendResult | None) -> None:
+        """Send it."""
+        self._is_done = True
+        if result is not None:
+            data = frames.written(self.number, result)
+        elif self.refused is not None:
+            data = frames.numbered(Kind.FAILED, self.number, frames.encode_error(self.refused))
+        else:
+            data = frames.numbered(Kind.UNCHANGED, self.number, requests.encode_values(self.stored))
+        self._connection.send_answer(data, self.size)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Send the reason why there is none."""
+        self._is_done = True
+        if isinstance(error, StoreError):
+            data = frames.numbered(Kind.FAILED, self.number, frames.encode_error(error))
+        else:
+            data = frames.numbered(Kind.NOT_OWNER, self.number)
+        self._connection.send_answer(data, self.size)
 
 
 def _shut(connection: socket.socket) -> None:
@@ -445,6 +455,6 @@ def _nothing(catalog: TableCatalog) -> Request:
     return request_of(Changes.upserts(intake.empty(definition.schema)), definition)
 
 
-def _never(request: Request, keys: Sequence[bytes] = ()) -> ComparedRequest:
+def _never(request: Request, answer: Reply[Any], keys: Sequence[bytes] = ()) -> ComparedRequest:
     """A request that gets its first answer if it was applied before, and does nothing else but to find some keys."""
-    return ComparedRequest([*keys], [b""] * (not keys), request)
+    return ComparedRequest([*keys], [b""] * (not keys), request, answer)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence as Several
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ import pyarrow.ipc
 
 from kvstore.errors import StoreError
 from kvstore.meta.state import TableDefinition
-from kvstore.process.calls import Answer
+from kvstore.process.calls import Reply
 from kvstore.request.encoded import ComparedRequest, SmallRequest, encoded_writes
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
@@ -91,8 +91,11 @@ def encode_few(request: SmallRequest, condition: Condition | None = None) -> byt
     return b"".join(pieces)
 
 
-def decode_few(content: bytes, definition: TableDefinition) -> SmallRequest | ComparedRequest:
+def decode_few(content: bytes, definition: TableDefinition, answer: Reply[Any]) -> SmallRequest | ComparedRequest:
     """The request in such bytes.
+
+    Args:
+        answer: Of the request.
 
     Raises:
         Altered: The table was altered since.
@@ -126,12 +129,15 @@ def decode_few(content: bytes, definition: TableDefinition) -> SmallRequest | Co
     except (struct.error, ValueError) as error:
         raise BadFrame from error
     numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
-    request = SmallRequest(operations, writes, Answer(), *numbers)
-    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
+    request = SmallRequest(operations, writes, answer, *numbers)
+    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request, answer)
 
 
-def decode(content: bytes, definition: TableDefinition) -> Request | ComparedRequest:
+def decode(content: bytes, definition: TableDefinition, answer: Reply[Any]) -> Request | ComparedRequest:
     """The request in such bytes, checked as any that a caller of this process makes.
+
+    Args:
+        answer: Of the request.
 
     Raises:
         InvalidRequest: Its content is refused.
@@ -161,10 +167,11 @@ def decode(content: bytes, definition: TableDefinition) -> Request | ComparedReq
         *(fitting, definition, WriterId(writer_id), Sequence(sequence), Epoch(epoch)),
         targets=chosen,
         overwrite=overwrite,
+        answer=answer,
     )
     if flags & _SKIPS_IDENTICAL:
         request = replace(request, skips_identical=True)
-    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request)
+    return request if condition is None else ComparedRequest(condition.keys, condition.stored, request, answer)
 
 
 def encode_values(values: Several[bytes]) -> bytes:

@@ -1,10 +1,11 @@
 """The sender of one bucket: what this process writes to it while another process owns it.
 
 Theory of operation. A request gets a number for the connection, and a writer and a sequence if it has none: those of a
-slot (:mod:`kvstore.sending.slots`), which no other request of the bucket uses until this one is answered. It is sent,
-and its answer is received by the sender's thread. If the connection ends, that thread becomes the bucket's owner or
-meets the new one, and sends what was not answered once more, in the same order. The bucket remembers the last batches
-of each writer, so a request that the last owner had applied gets its first answer.
+slot (:mod:`kvstore.sending.slots`), which no other request of the bucket uses until this one is answered. It is sent.
+A caller that waits for nothing else receives its answer itself, unless another thread receives; then, or if others wait
+when it has its own, the sender's thread does. If the connection ends, that thread becomes the bucket's owner or meets
+the new one, and sends what was not answered once more, in the same order. The bucket remembers the last batches of each
+writer, so a request that the last owner had applied gets its first answer.
 
 * A request is answered once: with its result, or with an error that says that nothing was written, or with
   NotAcknowledged; or, if its caller has numbered it and may send it again, with Unavailable.
@@ -14,6 +15,8 @@ of each writer, so a request that the last owner had applied gets its first answ
   be written, since the condition is compared. Otherwise it asks the owner.
 * What was sent first is sent again first, and nothing new is sent before it.
 * An id whose request has no answer is never used again.
+* Answers are taken in the turn to receive, by one thread at a time. A caller that Ctrl-C ends leaves its answer to the
+  sender's thread, which looks after a quarter of a second. Only that thread closes the connection.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,6 +49,7 @@ from kvstore.errors import (
 )
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
+from kvstore.process.signals import undisturbed
 from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
@@ -105,6 +109,41 @@ class Sent:
     found: list[bytes] | None = None
 
 
+class _Link:
+    """A connection to an owner.
+
+    Attributes:
+        is_over: Whether nothing more is received by it.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.is_over = False
+        self._buffer = bytearray()
+
+    def has_ended(self) -> bool:
+        """Whether the owner has ended the connection, as far as it is seen without waiting."""
+        try:
+            return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def frames(self) -> Iterator[tuple[Kind, bytes]]:
+        """Wait a moment for frames.
+
+        Raises:
+            BlockingIOError: Nothing has come.
+            OSError, BadFrame: The connection is over.
+        """
+        data = self.socket.recv(_RECEIVED_BYTES)
+        if not data:
+            raise BadFrame
+        self._buffer += data
+        return frames_in(self._buffer)
+
+
 class Sender:
     """Sends requests of this process to the owner of a bucket; see :class:`kvstore.bucket.elsewhere.OtherOwner`.
 
@@ -121,11 +160,15 @@ class Sender:
         self._slots = slots
         self._clock = context.clock
         self._id = uuid4()
+        self._receiving = threading.Lock()
         self._meeting = threading.Lock()
-        self._changed = threading.Condition()
-        # Guarded by the condition
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
+        self._left = threading.Condition(self._mutex)
+        """Notified when answers are left to the sender's thread."""
+        # Guarded by the mutex
         self._handle: ThisBucket | None = None
-        self._connection: socket.socket | None = None
+        self._link: _Link | None = None
         self._thread: threading.Thread | None = None
         self._recovers = False
         self._is_closed = False
@@ -140,19 +183,14 @@ class Sender:
     @property
     def is_met(self) -> bool:
         """Whether the owner takes requests now."""
-        return self._connection is not None
+        return self._link is not None
 
-    def send(self, request: Submitted) -> bool:
-        """Have the owner answer a request; False if it is not met, and then nothing was sent.
-
-        Raises:
-            InvalidRequest: The request does not fit the table. Nothing was sent.
-            TooLarge: It can't be sent. Nothing was sent.
-        """
-        if self._connection is None and not self._recovers:
+    def send(self, request: Submitted, *, here: bool = False) -> bool:
+        """Have the owner answer a request; see :meth:`kvstore.bucket.elsewhere.OtherOwner.send`."""
+        if self._link is None and not self._recovers:
             return False
         sent = Sent(request, request.answer)
-        return not self._decide(sent) or self._send(sent)
+        return not self._decide(sent) or self._send(sent, here=here)
 
     def transact(self, content: bytes, answer: Answer[tuple[int, bytes]]) -> bool:
         """Have the owner commit a transaction; see :meth:`kvstore.bucket.elsewhere.OtherOwner.transact`."""
@@ -160,37 +198,39 @@ class Sender:
 
     def wait(self) -> None:
         """Return once the owner has applied all that it was sent before."""
-        answer: Answer[None] = Answer()
-        if self._send(Sent(None, answer)):
+        answer: Reply[None] = Reply()
+        if self._send(Sent(None, answer), here=True):
             answer_of(answer)
 
     def meet(self, handle: ThisBucket, refused: StoreLocked) -> None:
         """Meet the owner; see :meth:`kvstore.bucket.elsewhere.OtherOwner.meet`."""
         with self._meeting:
-            with self._changed:
-                while self._recovers:
+            with self._mutex:
+                while self._is_lost():
                     self._wait()
                 if self._is_closed:
                     raise StoreClosed("The store was closed; open it again.", path=self._context.paths.directory)
-                if self._connection is not None:
+                if self._link is not None:
                     return
                 self._handle = handle
             connection = self._met(handle, refused)
             if connection is not None:
-                thread = threading.Thread(target=self._run, args=(connection,), name="kvstore-sending", daemon=True)
-                with self._changed:
-                    self._connection, self._thread = connection, thread
+                link = _Link(connection)
+                thread = threading.Thread(target=self._run, args=(link,), name="kvstore-sending", daemon=True)
+                with self._mutex:
+                    self._link, self._thread = link, thread
                 thread.start()
 
     def close(self) -> None:
         """Send nothing more; what was sent is answered first."""
-        with self._changed:
+        with self._mutex:
             self._is_closed = True
             while self._sent:
                 self._changed.wait(_TICK_SECONDS)
-            connection, thread = self._connection, self._thread
-        if connection is not None:
-            _shut(connection)
+            link, thread = self._link, self._thread
+            if link is not None:
+                _shut(link.socket)
+                self._left.notify()
         if thread is not None:
             thread.join()
 
@@ -254,14 +294,14 @@ class Sender:
 
     def _decide(self, sent: Sent) -> bool:
         """Make what is sent of the request that is given; False if that is answered now."""
-        given, definition = sent.given, self._context.catalog.definition()
+        given = sent.given
         request: Request | SmallRequest | None
         sent.condition = None
         if isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
             try:
-                request, stored = self._decided(sent, given, definition)
+                request, stored = self._decided(sent, given, self._context.catalog.definition())
             except StoreError as error:
                 sent.answer.set_exception(error)
                 return False
@@ -284,7 +324,7 @@ class Sender:
         """What a conditional request writes, and the stored values by which that was decided; or ``asks`` is set."""
         stored, sent.found = sent.found, None
         was_asked, sent.asks = sent.asks, False
-        if stored is None and not was_asked and isinstance(given, SmallConditional) and self._connection is not None:
+        if stored is None and not was_asked and isinstance(given, SmallConditional) and self._link is not None:
             seen = [self._seen.get(key) for key in given.keys]
             guess = [value for value in seen if value is not None]
             if len(guess) == len(seen):
@@ -300,7 +340,7 @@ class Sender:
 
     def _see(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Remember what is stored."""
-        with self._changed:
+        with self._mutex:
             for key, value in zip(keys, values, strict=True):
                 self._seen.pop(key, None)
                 if len(value) <= SEEN_BYTES_MAX:
@@ -315,24 +355,43 @@ class Sender:
             stored[:] = view.get(keys)
         return stored
 
-    def _send(self, sent: Sent) -> bool:
-        """Send a request once its turn comes; False if the owner is not met."""
+    def _send(self, sent: Sent, *, here: bool = False) -> bool:
+        """Send a request once its turn comes; False if the owner is not met.
+
+        Args:
+            here: Whether its caller waits for the answer, and for nothing else.
+        """
         needs_slot = sent.asks or (sent.request is not None and sent.request.writer_id == NO_WRITER)
-        with self._changed:
-            while self._recovers or (needs_slot and self._slots_used() >= REQUESTS_MAX):
+        with self._mutex:
+            while self._is_lost() or (needs_slot and self._are_slots_used()):
                 self._wait()
-            if self._connection is None or self._is_closed:
+            link = self._link
+            if link is None or self._is_closed:
                 return False
             sent.began = self._clock.monotonic()
             number = self._next
             self._prepare(number, sent)
             self._next += 1
-            self._sent[number] = sent
-            self._put(sent)
+            try:
+                self._sent[number] = sent
+                self._put(sent)
+            except BaseException:  # Ctrl-C: a part of it may be sent, or nothing
+                _shut(link.socket)
+                raise
+            if not here:
+                self._left.notify()
+        if here:
+            self._receive_here(link, sent)
         return True
 
-    def _slots_used(self) -> int:
-        return sum([sent.slot is not None or sent.asks for sent in self._sent.values()])
+    def _is_lost(self) -> bool:
+        """Whether the connection has ended, and the sender's thread makes up for it."""
+        return self._recovers or (self._link is not None and self._link.is_over)
+
+    def _are_slots_used(self) -> bool:
+        if len(self._sent) < REQUESTS_MAX:
+            return False
+        return sum([sent.slot is not None or sent.asks for sent in self._sent.values()]) >= REQUESTS_MAX
 
     def _prepare(self, number: int, sent: Sent) -> None:
         """Make the frame of a request, which gets a writer and a sequence if it has none; the lock is held.
@@ -354,7 +413,11 @@ class Sender:
         if request.writer_id == NO_WRITER:
             slot = self._slot(sent)
             sequence = next_sequence(self._last[slot.writer_id])
-            request = replace(request, writer_id=slot.writer_id, sequence=sequence)
+            if isinstance(request, SmallRequest):  # what replace() does, in less time
+                numbers = slot.writer_id, sequence, request.writer_epoch
+                request = SmallRequest(request.operations, request.writes, request.answer, *numbers)
+            else:
+                request = replace(request, writer_id=slot.writer_id, sequence=sequence)
         if isinstance(request, SmallRequest):
             sent.frame = frames.numbered(Kind.WRITE_FEW, number, requests.encode_few(request, sent.condition))
         else:
@@ -386,63 +449,78 @@ class Sender:
         sent.slot = None
 
     def _put(self, sent: Sent) -> None:
-        assert self._connection is not None
+        assert self._link is not None
+        connection = self._link.socket
         try:
-            self._connection.sendall(sent.frame)
+            connection.sendall(sent.frame)
         except OSError as error:  # the thread sees the end of the connection, and sends it again
-            _shut(self._connection)
+            _shut(connection)
             if _is_of_program(error):
                 raise
-        except BaseException:  # Ctrl-C: a part of it may be sent
-            _shut(self._connection)
-            raise
 
-    # Answers, in the sender's thread
+    # Answers
 
-    def _run(self, first: socket.socket) -> None:
-        connection: socket.socket | None = first
+    def _receive_here(self, link: _Link, sent: Sent) -> None:
+        """Take answers until that of a request of this thread is there; another thread goes on if it has to."""
+        if not self._receiving.locked():
+            with self._receiving:
+                while not (sent.answer.done() or link.is_over):
+                    if not undisturbed(self._receive, link):
+                        break
+        if self._sent or link.is_over:  # only now: what is sent meanwhile counts on the thread that receives
+            with self._mutex:
+                self._left.notify()
+
+    def _run(self, first: _Link) -> None:
+        link: _Link | None = first
         try:
-            while connection is not None:
-                self._receive(connection)
-                with self._changed:
-                    self._connection, self._recovers = None, True
-                connection.close()
+            while link is not None:
+                while not link.is_over:
+                    self._receive_rest(link)
+                with self._receiving, self._mutex:
+                    self._link, self._recovers = None, True
+                link.socket.close()
                 self._lose_transactions()
                 connection = self._recovered()
-                with self._changed:
-                    self._connection, self._recovers = connection, False
+                link = None if connection is None else _Link(connection)
+                with self._mutex:
+                    self._link, self._recovers = link, False
                     for sent in self._sent.values():
                         self._put(sent)
                     self._changed.notify_all()
         finally:
             # However the thread ended, no caller may wait for ever for it.
-            with self._changed:
-                self._connection, self._recovers = None, False
+            with self._mutex:
+                self._link, self._recovers = None, False
             for number in list(self._sent):
                 self._give_up(number)
 
-    def _receive(self, connection: socket.socket) -> None:
-        """Answer requests until the connection ends."""
-        buffer = bytearray()
-        while True:
-            try:
-                data = connection.recv(_RECEIVED_BYTES)
-            except BlockingIOError:
-                if self._is_late():
-                    return
-                continue
-            except OSError:
-                return
-            if not data:
-                return
-            buffer += data
-            try:
-                for kind, content in frames_in(buffer):
-                    if kind is Kind.NOT_OWNER:
-                        return
-                    self._take(kind, content)
-            except BadFrame:
-                return
+    def _receive_rest(self, link: _Link) -> None:
+        """Take answers that no caller receives; see after a while whether the connection has ended."""
+        with self._mutex:
+            if not self._sent or self._receiving.locked():
+                self._left.wait(_TICK_SECONDS)
+        if not self._receiving.locked():
+            with self._receiving:
+                if self._sent or link.has_ended():
+                    self._receive(link)
+
+    def _receive(self, link: _Link) -> bool:
+        """Take answers that come within a moment, in the turn to receive; True."""
+        goes_on = False
+        try:
+            for kind, content in () if link.is_over else link.frames():
+                if kind is Kind.NOT_OWNER:
+                    return True
+                self._take(kind, content)
+            goes_on = not link.is_over
+        except BlockingIOError:
+            goes_on = not self._is_late()
+        except (OSError, BadFrame):
+            pass
+        finally:
+            link.is_over = not goes_on
+        return True
 
     def _take(self, kind: Kind, content: bytes) -> None:
         number, rest = number_in(content)
@@ -496,11 +574,11 @@ class Sender:
 
     def _hold(self, number: int, sent: Sent, keys: list[bytes]) -> None:
         """Have the bucket wait until the request was decided once more, and sent."""
-        with self._changed:
+        with self._mutex:
             sent.holds = True
             sent.asks, sent.found = True, None
             sent.frame = frames.numbered(Kind.HOLD, number, requests.encode_values(keys))
-            if self._connection is not None:
+            if self._link is not None:
                 self._put(sent)
 
     def _failed(self, number: int, sent: Sent, error: StoreError) -> None:
@@ -523,15 +601,15 @@ class Sender:
         try:
             if not is_decided and not self._decide(sent):
                 if was_held:
-                    with self._changed:
+                    with self._mutex:
                         sent.frame = frames.numbered(Kind.GIVE_UP, number)
-                        if self._connection is not None:
+                        if self._link is not None:
                             self._put(sent)
                 self._settle(number, None)
                 return
-            with self._changed:
+            with self._mutex:
                 self._prepare(number, sent)
-                if self._connection is not None:
+                if self._link is not None:
                     self._put(sent)
         except StoreError as error:
             self._settle(number, partial(sent.answer.set_exception, error))
@@ -540,7 +618,7 @@ class Sender:
             self._settle(number, partial(sent.answer.set_exception, refused))
 
     def _settle(self, number: int, answer: Callable[[], None] | None) -> None:
-        with self._changed:
+        with self._mutex:
             self._free_slot(self._sent.pop(number))
             self._changed.notify_all()
         if answer is not None:
@@ -548,7 +626,7 @@ class Sender:
 
     def _lose_transactions(self) -> None:
         """Answer transactions that have no answer: their callers find out whether they were committed."""
-        with self._changed:
+        with self._mutex:
             lost = [number for number, sent in self._sent.items() if sent.transaction is not None]
         for number in lost:
             self._settle(number, partial(self._sent[number].answer.set_exception, NotAnswered()))
@@ -556,7 +634,7 @@ class Sender:
     def _is_late(self) -> bool:
         """Give up requests that have waited for too long; whether there are any."""
         now = self._clock.monotonic()
-        with self._changed:
+        with self._mutex:
             late = [number for number, sent in self._sent.items() if now - sent.began >= ANSWER_SECONDS]
         for number in late:
             self._give_up(number)
@@ -631,7 +709,7 @@ class Sender:
                 self._written(number, sent, result)
 
     def _pause(self) -> None:
-        with self._changed:
+        with self._mutex:
             self._changed.wait(_TICK_SECONDS)
 
     def _wait(self) -> None:

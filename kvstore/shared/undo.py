@@ -73,10 +73,10 @@ def _undone(index: Index, definition: TableDefinition, batch: LogBatch) -> Effec
         return Effect(-batch.record_count)
     is_before = np.flatnonzero(_IS_BEFORE[batch.change_types])[::-1]  # what a key has last in this order, it had first
     changes = FinalChanges(_HAD_A_ROW[batch.change_types[is_before]], batch.rows.take(pa.array(is_before)))
-    run = final_rows(definition, batch.schema_id, [changes])
+    final = final_rows(definition, batch.schema_id, [changes])
     with index.view() as view:
-        effect = effect_of(run, view.find)
-    store(index, run)
+        effect = effect_of(final, view.find)
+    store(index, final.run)
     return effect
 
 

@@ -23,6 +23,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.named_writers import writer_name
 from kvstore.errors import InvalidRequest, NotAcknowledged, StoreClosed, StoreError, TransactionConflict
 from kvstore.log.segments import LogFiles
+from kvstore.process.calls import Reply
 from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.results import AppendResult, WriteResult
 from kvstore.sending import requests
@@ -195,7 +196,8 @@ def decode(content: bytes, opened: Callable[[TableId], OpenTable]) -> tuple[Iden
 
 def _add(changes: TableChanges, data: bytes, *, is_few: bool) -> None:
     definition = changes.definition
-    request = requests.decode_few(data, definition) if is_few else requests.decode(data, definition)
+    decode = requests.decode_few if is_few else requests.decode
+    request = decode(data, definition, Reply())
     if isinstance(request, SmallRequest) and encoded_writes(definition) is request.writes:
         changes.add_few(request.operations)
     elif hasattr(request, "changes"):

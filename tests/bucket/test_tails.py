@@ -195,7 +195,9 @@ def test_repetitive_rows_are_not_decoded_all_together(store_path: Path, monkeypa
     decoded: list[int] = []
     final_rows = tail.final_rows
 
-    def and_note(definition: Any, schema_id: Any, given: Sequence[replay.FinalChanges], *again: Any) -> run.Run:
+    def and_note(
+        definition: Any, schema_id: Any, given: Sequence[replay.FinalChanges], *again: Any
+    ) -> replay.FinalRows:
         decoded.append(sum(each.rows.nbytes for each in given))
         return final_rows(definition, schema_id, given, *again)
 

@@ -45,10 +45,12 @@ class FinalChanges(NamedTuple):
     Attributes:
         leaves_row: bool, for each change whether it leaves a row, or else removes it.
         rows: Their rows.
+        is_insert: bool, for each change whether there was no row before; None if none says so.
     """
 
     leaves_row: np.ndarray
     rows: pa.RecordBatch
+    is_insert: np.ndarray | None = None
 
     @classmethod
     def of(cls, batch: LogBatch, count: int | None = None) -> FinalChanges:
@@ -58,34 +60,56 @@ class FinalChanges(NamedTuple):
     @classmethod
     def among(cls, kinds: np.ndarray, rows: pa.RecordBatch) -> FinalChanges:
         """Those among changes, given their types and rows; the rows are not copied if all of them are."""
-        is_final, leaves_row = _IS_FINAL[kinds], _LEAVES_A_ROW[kinds]
-        if is_final.all():
-            return cls(leaves_row, rows)
-        return cls(leaves_row[is_final], rows.filter(pa.array(is_final)))
+        is_final = _IS_FINAL[kinds]
+        if not is_final.all():
+            kinds, rows = kinds[is_final], rows.filter(pa.array(is_final))
+        return cls(_LEAVES_A_ROW[kinds], rows, kinds == ChangeType.INSERT)
+
+
+class FinalRows(NamedTuple):
+    """What changes leave.
+
+    Attributes:
+        run: The row that each key has, empty if it was deleted.
+        digest: Of these rows.
+        sums: Of the keys.
+        were_there: bool, for each key whether it may have had a row before.
+    """
+
+    run: Run
+    digest: int
+    sums: np.ndarray
+    were_there: np.ndarray
 
 
 def final_rows(
     definition: TableDefinition,
     schema_id: SchemaId,
     given: Sequence[FinalChanges],
-) -> Run:
-    """The row that each key has after changes, empty if it was deleted.
+) -> FinalRows:
+    """The row that each key has after changes.
 
     Args:
         schema_id: Schema of all rows.
         given: Changes in order, at least one.
     """
-    rows = pa.concat_batches([each.rows for each in given])
+    rows = given[0].rows if len(given) == 1 else pa.concat_batches([each.rows for each in given])
     grouping = grouped(layout_of(definition), rows)
     keys = grouping.keys.copied()  # they lie beside much that grouping needed
     lasts = grouping.order[grouping.lasts]
     put = np.concatenate([each.leaves_row for each in given])[lasts]
-    values, _, _ = _values_of(definition, schema_id, keys, put, rows, lasts)
+    values, hashes, sums = _values_of(definition, schema_id, keys, put, rows, lasts)
     offsets = np.full(len(keys) + 1, values.offsets[0])
     lengths = np.zeros(len(keys), np.int64)
     lengths[put] = values.lengths
     offsets[1:] += lengths.cumsum()
-    return Run(keys, BinaryColumn(values.flat, offsets))
+    were_there = [np.ones(each.rows.num_rows, bool) if each.is_insert is None else ~each.is_insert for each in given]
+    return FinalRows(
+        Run(keys, BinaryColumn(values.flat, offsets)),
+        digest_of(hashes),
+        sums,
+        np.concatenate(were_there)[grouping.order[grouping.starts]],
+    )
 
 
 class Effect(NamedTuple):
@@ -100,8 +124,8 @@ def digest_of(hashes: np.ndarray) -> int:
     return int(hashes.sum(dtype=np.uint64))
 
 
-def effect_of(run: Run, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]) -> Effect:
-    """What the row count and the digest change by if the rows of a run take the place of others.
+def effect_of(final: FinalRows, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]) -> Effect:
+    """What the row count and the digest change by if rows take the place of others.
 
     Args:
         find: Returns for each of some keys, whether it has a row; and these rows.
@@ -109,15 +133,13 @@ def effect_of(run: Run, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryC
     Raises:
         CorruptData: A row is damaged.
     """
-    added = digest = 0
-    for first in range(0, len(run), FOUND_KEYS):
-        part = run.slice(first, min(first + FOUND_KEYS, len(run)))
-        keys, put = part.keys.moved(), part.rows.lengths > 0
-        there, old = find(keys)
-        sums = key_sums(keys)
-        hashes = verified(part.rows.without_empty().moved(), sums[put])
-        added += int(np.count_nonzero(put)) - len(old)
-        digest += digest_of(hashes) - digest_of(verified(old.moved(), sums[there]))
+    run, asked = final.run, np.flatnonzero(final.were_there)
+    added, digest = int(np.count_nonzero(run.rows.lengths)), final.digest
+    for first in range(0, len(asked), FOUND_KEYS):
+        some = asked[first : first + FOUND_KEYS]
+        there, old = find(run.keys.take(some))
+        added -= len(old)
+        digest -= digest_of(verified(old.moved(), final.sums[some[there]]))
     return Effect(added, digest)
 
 

@@ -1,7 +1,8 @@
 """The tail of a log: what it has and the index lacks, read into a memtable in one pass.
 
 * Nothing is merged again: change records say what each change left. Only the last row of each key is kept.
-* Row count and digest are those of the rows that the tail replaces, which are looked up once for each key.
+* Row count and digest are moved on by the rows that the tail replaces. They are looked up once for each key, but for
+  keys of which the tail says that they had no row.
 * Headers alone say the rest of the state: writers, timestamps, offsets.
 """
 
@@ -13,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kvstore.bucket.merge.replay import FinalChanges, Verified, final_rows
+from kvstore.bucket.merge.replay import FinalChanges, FinalRows, Verified, final_rows
 from kvstore.log.held_segments import HeldBatch, HeldSegments
 from kvstore.log.segments import FoundBatch
 from kvstore.memtable.run import Run, merged
@@ -39,12 +40,12 @@ class Part(NamedTuple):
 
     Attributes:
         headers: Of its batches.
-        run: The rows that they left.
+        final: The rows that they left; None for a table without a key.
         next_count: See :class:`IndexState`.
     """
 
     headers: list[BatchHeader]
-    run: Run
+    final: FinalRows | None
     next_count: int
 
 
@@ -53,7 +54,7 @@ def runs_of(
     definition: TableDefinition,
     bytes_max: int,
     saw: Callable[[pa.RecordBatch], None] | None = None,
-) -> Iterator[tuple[list[BatchHeader], Run]]:
+) -> Iterator[tuple[list[BatchHeader], FinalRows]]:
     """Read batches of a table with a key, many in one pass: their headers, and the rows that they left.
 
     Args:
@@ -88,8 +89,8 @@ def late_runs(
         if len(again) == len(together):
             yield from _keys_of(verified, again, definition, bytes_max)
         else:
-            for _, run in runs_of(verified, definition, bytes_max):
-                yield run
+            for _, final in runs_of(verified, definition, bytes_max):
+                yield final.run
 
 
 def _together(batches: Iterable[FoundBatch], bytes_max: int) -> Iterator[list[FoundBatch]]:
@@ -115,7 +116,8 @@ def _keys_of(
         keys = grouped(layout, changes.rows).keys.copied()  # they lie beside much that grouping needed
 
         def rows(some: list[HeldBatch] = some) -> BinaryColumn:
-            return merged([run for _, run in runs_of((each.read() for each in some), definition, bytes_max)]).rows
+            read = runs_of((each.read() for each in some), definition, bytes_max)
+            return merged([final.run for _, final in read]).rows
 
         yield Run(keys, rows)
 
@@ -164,7 +166,7 @@ def parts_of(verified: Iterable[Verified], definition: TableDefinition, state: I
     """
     if definition.primary_key is None:
         if all_headers := [header for header, _ in verified]:
-            yield Part(all_headers, Run.of([], []), state.next_count)
+            yield Part(all_headers, None, state.next_count)
         return
     ids, column = Ids(state.bucket_id, definition.buckets), definition.options.auto_increment
     next_count = state.next_count
@@ -174,8 +176,8 @@ def parts_of(verified: Iterable[Verified], definition: TableDefinition, state: I
         if column is not None and rows.num_rows:
             next_count = next_count_after(rows, column, ids, next_count)
 
-    for headers, run in runs_of(verified, definition, TOGETHER_BYTES, saw):
-        yield Part(headers, run, next_count)
+    for headers, final in runs_of(verified, definition, TOGETHER_BYTES, saw):
+        yield Part(headers, final, next_count)
 
 
 def state_after(

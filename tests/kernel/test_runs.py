@@ -1,0 +1,42 @@
+"""Runs that the native kernel brings together are those of Python, and of a dict."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, strategies as st
+
+from kvstore.kernel import library
+from kvstore.memtable.run import Run, merged
+
+KEYS = st.one_of(
+    st.binary(min_size=8, max_size=8).map(b"\2\0".__add__),
+    st.text("ab", max_size=20).map(lambda text: f"\2{text}\1".encode()),
+)
+RUNS = st.lists(st.dictionaries(KEYS, st.binary(max_size=40), max_size=12), min_size=1, max_size=5)
+
+
+def as_run(rows: dict[bytes, bytes]) -> Run:
+    """With other bytes before and after it, as a part of a larger one has."""
+    both = sorted({b"\1": b"before", b"\xff" * 30: b"after", **rows}.items())
+    return Run.of([key for key, _ in both], [row for _, row in both]).slice(1, len(rows) + 1)
+
+
+@given(RUNS)
+@example([{b"\2a\1": b"1"}, {}, {b"\2a\1": b""}])
+@example([{b"\2\0" + b"b" * 8: b"1", b"\2\0" + b"c" * 8: b"2"}, {b"\2\0" + b"a" * 8: b"3", b"\2\0" + b"c" * 8: b"4"}])
+def test_the_last_row_of_each_key_stays(given: list[dict[bytes, bytes]]) -> None:
+    runs = list(map(as_run, given))
+    expected: dict[bytes, bytes] = {}
+    for rows in given:
+        expected |= rows
+    assert list(merged(runs).items()) == sorted(expected.items())
+    with library.switched_off():
+        assert list(merged(runs).items()) == sorted(expected.items())
+
+
+def test_keys_of_one_width_keep_it() -> None:
+    keys = [Run.of([bytes([number, nth]) for nth in range(9)], [b"row"] * 9).keys for number in range(2)]
+    for each in keys:
+        each.width = 2
+    runs = [Run(each, each) for each in keys]
+    assert merged(runs).keys.width == (None if library.kernel() is None else 2)
+    assert merged([runs[0], Run.of([b"abc"], [b"row"])]).keys.width is None
