@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOM = Path(__file__).parent
 PREFIX = "kernel-"
@@ -99,6 +99,26 @@ def switched_off() -> Iterator[None]:
 _switched_off: list[None] = []
 
 
+_A, _N, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int  # an address, a number
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "kv_find": (_INT, _A, _N, _N, _A, _A, _N, _A, _A, _A),
+    "kv_copy": (None, _A, _A, _A, _N, _A),
+    "kv_read": (_INT, _INT, _N, _A, _N, _A),
+    "kv_leaves": (_INT, _A, _N, _A, _A, _N, ctypes.c_char_p, ctypes.c_uint32, _N, *[_A] * 4),
+    "kv_verify": (_INT, _A, _A, _A, _N, *[_A] * 6),
+    "kv_measure": (_INT, _A, _A, _A, *[_N] * 4, _A, _N, _N),
+    "kv_decode": (None, _A, _A, _A, _N, _N, _N, _A, _N, _A),
+    "kv_differ": (_INT, _A, _A, _N, *[_A] * 6, *[_N] * 3, _A, _N, _N, _A),
+    "kv_group": (_INT, _A, _A, _A, _N, _A, _N, *[_A] * 8),
+    "kv_encode": (_INT, _A, _A, _A, _N, *[_A] * 3, _N, *[_A] * 4),
+    "kv_rows": (_INT, *[_A] * 4, _N, _A, _N, *[_A] * 9, _N, *[_A] * 4),
+    "kv_entries": (_INT, ctypes.c_char_p, _N, *[_A] * 4, _N, *[_A] * 6),
+    "kv_merge": (_N, _A, _A, _A),
+    "kv_changes": (_INT, *[_A] * 3, _N),
+}
+"""What each function returns, and what it takes."""
+
+
 @cache
 def _loaded() -> ctypes.CDLL | None:
     path = library_path()
@@ -108,55 +128,9 @@ def _loaded() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(path))
     except OSError:  # built for another machine
         return None
-    address, number = ctypes.c_void_p, ctypes.c_uint64
-    library.kv_find.argtypes = [address, number, number, address, address, number, address, address, address]
-    library.kv_find.restype = ctypes.c_int
-    library.kv_copy.argtypes = [address, address, address, number, address]
-    library.kv_copy.restype = None
-    library.kv_read.argtypes = [ctypes.c_int, number, address, number, address]
-    library.kv_read.restype = ctypes.c_int
-    library.kv_leaves.argtypes = [
-        address,
-        number,
-        address,
-        address,
-        number,
-        ctypes.c_char_p,
-        ctypes.c_uint32,
-        number,
-        *[address] * 4,
-    ]
-    library.kv_leaves.restype = ctypes.c_int
-    library.kv_verify.argtypes = [address, address, address, number, *[address] * 6]
-    library.kv_verify.restype = ctypes.c_int
-    library.kv_measure.argtypes = [address, address, address, *[number] * 4, address, number, number]
-    library.kv_measure.restype = ctypes.c_int
-    library.kv_decode.argtypes = [address, address, address, number, number, number, address, number, address]
-    library.kv_decode.restype = None
-    library.kv_differ.argtypes = [
-        address,
-        address,
-        number,
-        *[address] * 6,
-        *[number] * 3,
-        address,
-        number,
-        number,
-        address,
-    ]
-    library.kv_differ.restype = ctypes.c_int
-    library.kv_group.argtypes = [address, address, address, number, address, number, *[address] * 8]
-    library.kv_group.restype = ctypes.c_int
-    library.kv_encode.argtypes = [address, address, address, number, *[address] * 3, number, *[address] * 4]
-    library.kv_encode.restype = ctypes.c_int
-    library.kv_rows.argtypes = [*[address] * 4, number, address, number, *[address] * 9, number, *[address] * 4]
-    library.kv_rows.restype = ctypes.c_int
-    library.kv_entries.argtypes = [ctypes.c_char_p, number, *[address] * 4, number, *[address] * 6]
-    library.kv_entries.restype = ctypes.c_int
-    library.kv_merge.argtypes = [address, address, address]
-    library.kv_merge.restype = number
-    library.kv_changes.argtypes = [*[address] * 3, number]
-    library.kv_changes.restype = ctypes.c_int
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
     return library
 
 
