@@ -525,7 +525,7 @@ class BucketHandle:
                 try:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
-                    is_recovered = self._is_written() is None
+                    is_recovered = self._of_lock(BucketOwnership.is_written) is None
                     if is_recovered and was_recovered:
                         raise  # that process does not finish
                     was_recovered = is_recovered
@@ -551,11 +551,11 @@ class BucketHandle:
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""
-        return self.engine is None and self._is_written() is not False
+        return self.engine is None and self._of_lock(BucketOwnership.is_written) is not False
 
-    def _is_written(self) -> bool | None:
+    def _of_lock(self, ask: Callable[[BucketOwnership], T]) -> T:
         try:
-            return self._ownership.is_written()
+            return ask(self._ownership)
         except CorruptData:
             self._context.catalog.definition()  # a dropped table is the cause to report
             raise
@@ -581,7 +581,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.paths.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self.engine is None and self._took():
+                if self.engine is None and self._of_lock(BucketOwnership.try_take):
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()
@@ -596,13 +596,6 @@ class BucketHandle:
             if not commits or self._clock.monotonic() >= deadline:
                 self._ownership.refuse()
             pause()
-
-    def _took(self) -> bool:
-        try:
-            return self._ownership.try_take()
-        except CorruptData:
-            self._context.catalog.definition()  # a dropped table is the cause to report
-            raise
 
     @contextmanager
     def _view(self, kind: Callable[[Index], AbstractContextManager[View]]) -> Iterator[View]:
