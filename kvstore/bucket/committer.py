@@ -69,8 +69,8 @@ GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
-"""How long a bucket that is closed goes on with merges; the next opening takes the rest from the log, and then its
-merge is completed when the bucket is closed, however long it takes: so short sessions make progress, too."""
+"""How long a bucket that is closed goes on with merges, and until it has stored a slice, so that short sessions make
+progress, too; the next opening takes the rest from the log."""
 STACK_FRAMES = 150
 """Calls that a write in its caller's thread may take; the committer's thread has a stack of its own."""
 
@@ -136,7 +136,6 @@ class Committer:
         self._together = 1
         self._applied_first = self._applied_last = context.clock.monotonic()
         self._merge_seconds = 0.0
-        self._has_tail = not self.memtable.is_merged  # of a session before
         self._plan(0.0)
         self._pace = Pace(self.memtable, context.budget, context.place.identity)
         self._pace.note()  # a recovery may have left something
@@ -246,8 +245,6 @@ class Committer:
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
-
-        A merge of what sessions before have left is completed.
 
         Raises:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
@@ -711,17 +708,14 @@ class Committer:
             self._merge_slice(1.0)
 
     def _commit_at_end(self) -> None:
-        """Make everything durable, and merge for a short time: what the index lacks then is read from the log.
-
-        What was read from it already is merged in any case: else each of many short sessions would begin with it.
-        """
-        until = self._clock.monotonic() + CLOSE_SECONDS
+        """Make everything durable, and merge for a short time: what the index lacks then is read from the log."""
+        until, is_stored = self._clock.monotonic() + CLOSE_SECONDS, False
         with self._turn_taken():
             self._path.log.sync()
-            while not self.memtable.is_merged and (self._has_tail or self._clock.monotonic() < until):
-                self._merge_slice(1.0)
+            while not self.memtable.is_merged and (not is_stored or self._clock.monotonic() < until):
+                is_stored |= self._merge_slice(1.0)
 
-    def _merge_slice(self, share: float) -> None:
+    def _merge_slice(self, share: float) -> bool:
         began = self._clock.monotonic()
         try:
             if not self.memtable.is_merging:
@@ -729,7 +723,7 @@ class Committer:
             elif self._options.durability == "interval":
                 self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
                 self.durable_state = self.memtable.published.state
-            self._path.merge_slice(share)
+            is_stored = self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
         except MemoryError as error:
@@ -738,9 +732,10 @@ class Committer:
         self._merge_seconds += took
         self._meter.commit.since(began)
         if not self.memtable.is_merging:
-            self._is_pressed = self._has_tail = False
+            self._is_pressed = False
             self._pace.note()
             self._plan(self._merge_seconds)
+        return is_stored
 
     def _begin_merge(self, now: float) -> None:
         if now - self._readers_checked >= READER_CHECK_SECONDS:

@@ -155,6 +155,8 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_entries.restype = ctypes.c_int
     library.kv_merge.argtypes = [address, address, address]
     library.kv_merge.restype = number
+    library.kv_places.argtypes = [address, address, number, address, address, number, address]
+    library.kv_places.restype = None
     library.kv_changes.argtypes = [*[address] * 3, number]
     library.kv_changes.restype = ctypes.c_int
     return library

@@ -20,6 +20,7 @@ from math import ceil
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
+import pyarrow.compute as pc
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
@@ -88,15 +89,17 @@ class _Merge:
 
     Args:
         published: It.
+        is_repeated: Whether the index has a beginning of it, as a merge that was not completed has left it.
 
     Attributes:
         state: The state of the index after the merge.
         size: About what it takes in memory, in bytes.
     """
 
-    def __init__(self, published: Published) -> None:
+    def __init__(self, published: Published, *, is_repeated: bool) -> None:
         self.state = published.state
         self.size = published.size
+        self._is_repeated = is_repeated
         self._rows, self._writers = SortedRows(published.rows), published.writers
         self._count = self._rows.left
 
@@ -105,13 +108,16 @@ class _Merge:
         """Which part of the rows is in the index."""
         return self._rows.share
 
-    def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> None:
+    def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> bool:
         """Store the next slice.
 
         Args:
             share: See :meth:`Memtable.merge_slice`.
             before: The state of the index before the merge.
             entries: See :attr:`Memtable.entries`.
+
+        Returns:
+            See :meth:`Memtable.merge_slice`.
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
@@ -120,6 +126,13 @@ class _Merge:
         due = ceil((share - self.share) * self._count)
         run, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
         is_last = sum(places) == self._count
+        if self._is_repeated:
+            missing = _without_stored(run, index)
+            self._is_repeated = len(missing) < len(run)  # else its beginning ended before
+            run = missing
+        if not len(run) and not is_last:
+            self._rows.taken(places)
+            return False
         try:
             if entries is not None:
                 entries.move(index, run.keys, run.rows)
@@ -131,6 +144,7 @@ class _Merge:
         finally:
             index.abort()  # without effect after the commit
         self._rows.taken(places)
+        return True
 
 
 class Memtable:
@@ -158,6 +172,7 @@ class Memtable:
             state = view.state()
         self.published = Published(state.applied_offset, state)
         self._tree = state._replace(merging=None)
+        self._is_halfway = state.merging is not None
 
     # Reads, by any thread
 
@@ -266,7 +281,7 @@ class Memtable:
         layers, are_many = self._layers(), len(keys) > FEW_KEYS
         runs: list[Run] = [each for each in layers if isinstance(each, Run)]
         if are_many and len(runs) == len(layers):
-            there, rows_there = found_over(runs, keys, *self.index.find(keys))
+            there, rows_there = found_over(runs, keys, self.index.find)
             lengths = np.zeros(len(keys), np.int64)
             lengths[there] = rows_there.lengths
             return lengths, rows_there
@@ -375,13 +390,16 @@ class Memtable:
         with self._lock:
             old = self.published
             self.published = replace(old, state=state, rows=old.rows.freeze(), writers=old.writers.freeze())
-        self._merge = _Merge(self.published)
+        self._merge = _Merge(self.published, is_repeated=self._is_halfway)
 
-    def merge_slice(self, share: float = 1.0) -> None:
+    def merge_slice(self, share: float = 1.0) -> bool:
         """Store the next slice of the merge in the index, in one transaction.
 
         Args:
             share: Which part of the merge's rows is to be in the index then, unless the slice would be too large.
+
+        Returns:
+            Whether there was anything to store: the index has slices that an earlier process has stored.
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. The slice is not stored.
@@ -389,9 +407,9 @@ class Memtable:
         """
         merge = self._merge
         assert merge is not None
-        merge.store(self.index, share, self._tree, self.entries)
+        is_stored = merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree = None, merge.state
+            self._merge, self._tree, self._is_halfway = None, merge.state, False
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -401,6 +419,18 @@ class Memtable:
                     old.writers.without_frozen(),
                     old.size - merge.size,
                 )
+        return is_stored
+
+
+def _without_stored(run: Run, index: Index) -> Run:
+    """The rows of a run that an index does not have as they are; of the deleted ones those that it has."""
+    there, old = index.find(run.keys)
+    lengths = np.zeros(len(run), np.int64)
+    lengths[there] = old.lengths
+    stored = BinaryColumn(old.flat, np.append(old.offsets[0], old.offsets[0] + lengths.cumsum()))
+    is_same = pc.equal(stored.to_arrow(), run.rows.to_arrow()).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(~is_same)
+    return run if len(places) == len(run) else Run(run.keys.take(places), run.rows.take(places))
 
 
 def _halfway(before: IndexState, after: IndexState) -> IndexState:
