@@ -723,7 +723,8 @@ class Committer:
             elif self._options.durability == "interval":
                 self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
                 self.durable_state = self.memtable.published.state
-            is_stored = self._path.merge_slice(share)
+            with self._pace.slice():
+                is_stored = self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
         except MemoryError as error:
@@ -741,6 +742,7 @@ class Committer:
         if now - self._readers_checked >= READER_CHECK_SECONDS:
             self._readers_checked = now
             self.memtable.index.environment.release_dead_readers()
+        self._pace.begin()
         self._path.begin_merge()
         self.durable_state = self._path.state
         self._applied_first, self._merge_seconds = now, 0.0

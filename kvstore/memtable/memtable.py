@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import MADE_BYTES, Layer, Layers, newest
-from kvstore.memtable.run import Run, found_over
+from kvstore.memtable.run import Run, found_over, merged
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
 from kvstore.memtable.view import NewerView
 from logformat.binary_column import BinaryColumn
@@ -44,6 +44,8 @@ SLICE_ROWS_MAX = 1 << 16
 """Rows that it stores, at most: each may be on a page of its own, and LMDB keeps changed pages in memory."""
 SLICE_BYTES = 16 << 20
 """It takes no more rows once they have more bytes than this."""
+PASSED_ROWS = 1 << 20
+"""So many rows are compared at a time with those that the index has already."""
 
 FEW_KEYS = 128
 """Up to so many keys are found faster without numpy."""
@@ -94,6 +96,7 @@ class _Merge:
     Attributes:
         state: The state of the index after the merge.
         size: About what it takes in memory, in bytes.
+        count: Number of its rows, at most.
     """
 
     def __init__(self, published: Published, *, is_repeated: bool) -> None:
@@ -101,7 +104,7 @@ class _Merge:
         self.size = published.size
         self._is_repeated = is_repeated
         self._rows, self._writers = SortedRows(published.rows), published.writers
-        self._count = self._rows.left
+        self.count = self._rows.left
 
     @property
     def share(self) -> float:
@@ -123,16 +126,38 @@ class _Merge:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
             CorruptData: See :meth:`MovedEntries.move`. The same.
         """
-        due = ceil((share - self.share) * self._count)
-        run, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
-        is_last = sum(places) == self._count
-        if self._is_repeated:
-            missing = _without_stored(run, index)
-            self._is_repeated = len(missing) < len(run)  # else its beginning ended before
-            run = missing
-        if not len(run) and not is_last:
+        due = ceil((share - self.share) * self.count)
+        start = self._rows.places
+        try:
+            run, is_whole = self._slice(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), index)
+            is_last = not self._rows.left
+            if len(run) or is_last:
+                self._store(run, index, before, entries, is_last=is_last)
+        except BaseException:
+            self._rows.taken(start)
+            raise
+        return is_whole
+
+    def _slice(self, count: int, index: Index) -> tuple[Run, bool]:
+        """So many of the next rows, taken; and False if there are fewer, because the index has many already."""
+        parts: list[Run] = []
+        passed = 0
+        while True:
+            run, places = self._rows.next(count, SLICE_BYTES)
             self._rows.taken(places)
-            return False
+            if self._is_repeated:
+                passed += len(run)
+                missing = _without_stored(run, index)
+                self._is_repeated = len(missing) < len(run)  # else its beginning ended before
+                run = missing
+            parts.append(run)
+            is_whole = not self._is_repeated or not self._rows.left or sum(map(len, parts)) >= count
+            if is_whole or passed >= PASSED_ROWS:
+                return merged(parts), is_whole
+
+    def _store(
+        self, run: Run, index: Index, before: IndexState, entries: MovedEntries | None, *, is_last: bool
+    ) -> None:
         try:
             if entries is not None:
                 entries.move(index, run.keys, run.rows)
@@ -143,8 +168,6 @@ class _Merge:
             index.commit(self.state if is_last else _halfway(before, self.state))
         finally:
             index.abort()  # without effect after the commit
-        self._rows.taken(places)
-        return True
 
 
 class Memtable:
@@ -201,6 +224,11 @@ class Memtable:
     def merging_size(self) -> int:
         """About how many bytes of memory the rows take that are being merged; 0 if none are."""
         return 0 if self._merge is None else self._merge.size
+
+    @property
+    def merging_rows(self) -> int:
+        """How many rows are being merged, at most; 0 if none are."""
+        return 0 if self._merge is None else self._merge.count
 
     @property
     def merged_share(self) -> float:
@@ -399,7 +427,7 @@ class Memtable:
             share: Which part of the merge's rows is to be in the index then, unless the slice would be too large.
 
         Returns:
-            Whether there was anything to store: the index has slices that an earlier process has stored.
+            Whether it is a whole one: the index may have many slices already, that an earlier process has stored.
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. The slice is not stored.
