@@ -709,11 +709,11 @@ class Committer:
 
     def _commit_at_end(self) -> None:
         """Make everything durable, and merge for a short time: what the index lacks then is read from the log."""
-        until, is_stored = self._clock.monotonic() + CLOSE_SECONDS, False
+        until, is_whole = self._clock.monotonic() + CLOSE_SECONDS, False
         with self._turn_taken():
             self._path.log.sync()
-            while not self.memtable.is_merged and (not is_stored or self._clock.monotonic() < until):
-                is_stored |= self._merge_slice(1.0)
+            while not self.memtable.is_merged and (not is_whole or self._clock.monotonic() < until):
+                is_whole |= self._merge_slice(1.0)
 
     def _merge_slice(self, share: float) -> bool:
         began = self._clock.monotonic()
@@ -724,7 +724,7 @@ class Committer:
                 self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
                 self.durable_state = self.memtable.published.state
             with self._pace.slice():
-                is_stored = self._path.merge_slice(share)
+                is_whole = self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.place.index) from error
         except MemoryError as error:
@@ -736,7 +736,7 @@ class Committer:
             self._is_pressed = False
             self._pace.note()
             self._plan(self._merge_seconds)
-        return is_stored
+        return is_whole
 
     def _begin_merge(self, now: float) -> None:
         if now - self._readers_checked >= READER_CHECK_SECONDS:

@@ -223,13 +223,13 @@ class WritePath:
         """
         while True:
             try:
-                is_stored = self.memtable.merge_slice(share)
+                is_whole = self.memtable.merge_slice(share)
                 break
             except lmdb.MapFullError:
                 self.grow()
         if not self.memtable.is_merging:
             self._forget_newer()
-        return is_stored
+        return is_whole
 
     def are_entries_due(self) -> bool:
         """Whether :meth:`make_entries` has to be called before anything else is written."""

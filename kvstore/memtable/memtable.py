@@ -435,7 +435,7 @@ class Memtable:
         """
         merge = self._merge
         assert merge is not None
-        is_stored = merge.store(self.index, share, self._tree, self.entries)
+        is_whole = merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
             self._merge, self._tree, self._is_halfway = None, merge.state, False
             with self._lock:
@@ -447,7 +447,7 @@ class Memtable:
                     old.writers.without_frozen(),
                     old.size - merge.size,
                 )
-        return is_stored
+        return is_whole
 
 
 def _without_stored(run: Run, index: Index) -> Run:

@@ -67,9 +67,10 @@ def opened(path: Path, **options: Any) -> Iterator[kvstore.Store]:
 def after_each_slice(look: Callable[[], object]) -> Iterator[None]:
     merge_slice = Memtable.merge_slice
 
-    def and_look(self: Memtable, share: float = 1.0) -> None:
-        merge_slice(self, share)
+    def and_look(self: Memtable, share: float = 1.0) -> bool:
+        is_whole = merge_slice(self, share)
         look()
+        return is_whole
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Memtable, "merge_slice", and_look)
