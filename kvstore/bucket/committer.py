@@ -68,8 +68,8 @@ GATHER_SECONDS = 0.002
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
-"""How long a bucket that is closed goes on with merges; the next opening takes the rest from the log, and then its
-merge is completed when the bucket is closed, however long it takes: so short sessions make progress, too."""
+"""How long a bucket that is closed goes on with merges, and until it has stored a slice, so that short sessions make
+progress, too; the next opening takes the rest from the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,6 @@ class Committer:
         self._together = 1
         self._applied_first = self._applied_last = context.clock.monotonic()
         self._merge_seconds = 0.0
-        self._has_tail = not self.memtable.is_merged  # of a session before
         self._plan(0.0)
         self._pace = Pace(self.memtable, context.budget, context.paths.identity)
         self._pace.note()  # a recovery may have left something
@@ -241,8 +240,6 @@ class Committer:
 
     def close(self) -> None:
         """Make everything durable, merge for at most :data:`CLOSE_SECONDS` and a slice, and end the thread.
-
-        A merge of what sessions before have left is completed.
 
         Raises:
             LogFailed: Something that was acknowledged without waiting for the disk is lost.
@@ -686,17 +683,14 @@ class Committer:
             self._merge_slice(1.0)
 
     def _commit_at_end(self) -> None:
-        """Make everything durable, and merge for a short time: what the index lacks then is read from the log.
-
-        What was read from it already is merged in any case: else each of many short sessions would begin with it.
-        """
-        until = self._clock.monotonic() + CLOSE_SECONDS
+        """Make everything durable, and merge for a short time: what the index lacks then is read from the log."""
+        until, is_whole = self._clock.monotonic() + CLOSE_SECONDS, False
         with self._turn_taken():
             self._path.log.sync()
-            while not self.memtable.is_merged and (self._has_tail or self._clock.monotonic() < until):
-                self._merge_slice(1.0)
+            while not self.memtable.is_merged and (not is_whole or self._clock.monotonic() < until):
+                is_whole |= self._merge_slice(1.0)
 
-    def _merge_slice(self, share: float) -> None:
+    def _merge_slice(self, share: float) -> bool:
         began = self._clock.monotonic()
         try:
             if not self.memtable.is_merging:
@@ -704,7 +698,8 @@ class Committer:
             elif self._options.durability == "interval":
                 self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
                 self.durable_state = self.memtable.published.state
-            self._path.merge_slice(share)
+            with self._pace.slice():
+                is_whole = self._path.merge_slice(share)
         except lmdb.Error as error:
             raise write_refusal(error, self._context.paths.index) from error
         except MemoryError as error:
@@ -713,14 +708,16 @@ class Committer:
         self._merge_seconds += took
         self._meter.commit.since(began)
         if not self.memtable.is_merging:
-            self._is_pressed = self._has_tail = False
+            self._is_pressed = False
             self._pace.note()
             self._plan(self._merge_seconds)
+        return is_whole
 
     def _begin_merge(self, now: float) -> None:
         if now - self._readers_checked >= READER_CHECK_SECONDS:
             self._readers_checked = now
             self.memtable.index.environment.release_dead_readers()
+        self._pace.begin()
         self._path.begin_merge()
         self.durable_state = self._path.state
         self._applied_first, self._merge_seconds = now, 0.0

@@ -215,7 +215,7 @@ class WritePath:
         self._state = self._state._replace(synced_base=end.base, synced_position=end.position, synced_offset=end.offset)
         self.memtable.begin_merge(self._state)
 
-    def merge_slice(self, share: float = 1.0) -> None:
+    def merge_slice(self, share: float = 1.0) -> bool:
         """Merge the next slice; see :meth:`Memtable.merge_slice`.
 
         Raises:
@@ -223,12 +223,13 @@ class WritePath:
         """
         while True:
             try:
-                self.memtable.merge_slice(share)
+                is_whole = self.memtable.merge_slice(share)
                 break
             except lmdb.MapFullError:
                 self.grow()
         if not self.memtable.is_merging:
             self._forget_newer()
+        return is_whole
 
     def are_entries_due(self) -> bool:
         """Whether :meth:`make_entries` has to be called before anything else is written."""

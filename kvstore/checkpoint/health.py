@@ -47,6 +47,7 @@ class Health:
         memtable_limit: What that may take; see ``memtable_bytes`` of :func:`kvstore.open`.
         merges: How often this process has merged of that into indexes.
         merge_waits: How often writes waited for a merge.
+        advice: Tables that would write less if memtables were larger, as this process has counted; one sentence each.
     """
 
     txid: Txid
@@ -58,6 +59,7 @@ class Health:
     memtable_limit: int = 0
     merges: int = 0
     merge_waits: int = 0
+    advice: list[str] = field(default_factory=list)
 
     @property
     def edits_behind_image(self) -> int:

@@ -1,4 +1,4 @@
-"""``kvstore doctor``: what this installation has, and what optional packages would add."""
+"""``kvstore doctor``: what this installation has, what optional packages would add, and advice about a store."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 import kvstore
-from kvstore.cli.arguments import AsJson
+from kvstore.cli.arguments import AsJson, opened_store
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.errors import StoreError
 from kvstore.kernel import library
+from kvstore.store.advice import expected_advice
 
 PYTHON_MIN = "3.11"
 REQUIRED = {
@@ -67,11 +71,16 @@ class Part:
         return self.version is not None and _numbers(self.version) >= _numbers(self.needed)
 
 
-def doctor(as_json: AsJson = False) -> None:
-    """Show Python, packages and optional parts of this installation.
+OfStore = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A store to advise about.", show_default=False)]
 
-    Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure.
+
+def doctor(path: OfStore = None, as_json: AsJson = False) -> None:
+    """Show Python, packages and optional parts of this installation, and which memory a store would profit from.
+
+    Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure, and advice
+    about a store is none.
     """
+    advice = [] if path is None else _advice(path)
     needed = [Part("python", platform.python_version(), PYTHON_MIN)]
     needed += [Part(name, version_of(name), oldest) for name, oldest in REQUIRED.items()]
     optional = [Part(name, version_of(name), oldest, gives) for name, (oldest, gives) in OPTIONAL.items()]
@@ -80,9 +89,8 @@ def doctor(as_json: AsJson = False) -> None:
     ok = all(part.ok for part in needed)
     facts = {"kvstore": kvstore.__version__, "system": f"{platform.system()} {platform.machine()}", "ok": ok}
     if as_json:
-        print_json(
-            {**facts, "needed": [_facts(each) for each in needed], "optional": [_facts(each) for each in optional]}
-        )
+        parts = {"needed": [_facts(each) for each in needed], "optional": [_facts(each) for each in optional]}
+        print_json({**facts, **parts, "advice": advice})
     else:
         print_facts(facts)
         print_line("")
@@ -94,8 +102,16 @@ def doctor(as_json: AsJson = False) -> None:
             if not each.ok:
                 install = f"install it with: pip install '{each.name}>={each.needed}'"
                 print_line(f"{each.name} is missing or too old; {install}", label="wrong:")
+        for line in advice:
+            print_line(line, label="advice:")
     if not ok:
         raise typer.Exit(1)
+
+
+def _advice(path: Path) -> list[str]:
+    with opened_store(path) as store:
+        tables = sorted(store.runtime.catalog().tables.values(), key=attrgetter("name"))
+        return expected_advice(store.path, tables, store.runtime.open_table)
 
 
 def _java() -> Iterator[Part]:

@@ -161,7 +161,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
     replica.replicate: ("replicate /data/store", "replicate /data/store backup --once"),
     serve: ("serve /data/store",),
     ui: ("ui /data/store", "ui /data/store --port 9000 --no-browser"),
-    doctor: ("doctor", "doctor --json"),
+    doctor: ("doctor", "doctor /data/store", "doctor --json"),
     demo: ("demo --repo .",),
 }
 _LOG_EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {

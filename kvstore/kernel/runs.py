@@ -1,4 +1,4 @@
-"""Brings two runs of rows together, in one call: ``runs.c``."""
+"""Runs of rows: brings two together, and finds keys in one, in one call: ``runs.c``."""
 
 from __future__ import annotations
 
@@ -34,6 +34,20 @@ def merge(kernel: ctypes.CDLL, older: Columns, newer: Columns) -> Columns:
     key_ends, row_ends = (each[: count + 1] for each in ends)
     width = older[0].width if older[0].width == newer[0].width else None
     return BinaryColumn(keys, key_ends, width), BinaryColumn(rows, row_ends)
+
+
+def places(kernel: ctypes.CDLL, keys: BinaryColumn, asked: BinaryColumn) -> np.ndarray:
+    """The place of each asked key, -1 if it is not there: int64 ``(n,)``.
+
+    Args:
+        keys: Sorted, each once.
+        asked: In any order; best sorted.
+    """
+    found = np.empty(len(asked), np.int64)
+    parts = [np.ascontiguousarray(part) for each in (keys, asked) for part in (each.flat, each.offsets)]
+    flat, ends, asked_flat, asked_ends = map(address_of, parts)
+    kernel.kv_places(flat, ends, len(keys), asked_flat, asked_ends, len(asked), address_of(found))
+    return found
 
 
 def _bytes_of(column: BinaryColumn) -> int:

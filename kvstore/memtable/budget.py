@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 
+from kvstore.memtable.advice import Merges
 from kvstore.process.memory import available_memory
 from logformat.ids import BucketId, TableId
 
@@ -40,6 +41,7 @@ class Budget:
             self.limit = min(self.limit, available // MEMORY_PARTS)
         self._lock = threading.Lock()
         self._sizes: dict[tuple[TableId, BucketId], int] = {}
+        self._merges: dict[tuple[TableId, BucketId], Merges] = {}
         self._total = 0
 
     def note(self, table: TableId, bucket: BucketId, size: int) -> None:
@@ -48,6 +50,21 @@ class Budget:
             self._total += size - self._sizes.pop((table, bucket), 0)
             if size:
                 self._sizes[table, bucket] = size
+
+    def note_merge(self, table: TableId, bucket: BucketId, rows: int, size: int, pages: int, leaf_pages: int) -> None:
+        """Take down a merge that began because memory was full; see :class:`Merges`."""
+        with self._lock:
+            before = self._merges.get((table, bucket), Merges())
+            self._merges[table, bucket] = before.and_one(rows, size, pages, leaf_pages)
+
+    def merges(self) -> dict[TableId, list[Merges]]:
+        """Merges of the buckets of each table that began because memory was full."""
+        with self._lock:
+            listed = list(self._merges.items())
+        merges_of: dict[TableId, list[Merges]] = {}
+        for (table, _), merges in listed:
+            merges_of.setdefault(table, []).append(merges)
+        return merges_of
 
     def limit_of(self, index_bytes: int) -> int:
         """The limit of one memtable over an index of a size, in bytes."""

@@ -20,11 +20,12 @@ from math import ceil
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
+import pyarrow.compute as pc
 
 from kvstore.disk.environment import Transaction
 from kvstore.index.index import Index, Layer as RowLayer, View
 from kvstore.memtable.layers import MADE_BYTES, Layer, Layers, newest
-from kvstore.memtable.run import Run, found_over
+from kvstore.memtable.run import Run, found_over, merged
 from kvstore.memtable.sorted_rows import RowLayers, SortedRows
 from kvstore.memtable.view import NewerView
 from logformat.binary_column import BinaryColumn
@@ -43,6 +44,8 @@ SLICE_ROWS_MAX = 1 << 16
 """Rows that it stores, at most: each may be on a page of its own, and LMDB keeps changed pages in memory."""
 SLICE_BYTES = 16 << 20
 """It takes no more rows once they have more bytes than this."""
+PASSED_ROWS = 1 << 20
+"""So many rows are compared at a time with those that the index has already."""
 
 FEW_KEYS = 128
 """Up to so many keys are found faster without numpy."""
@@ -88,24 +91,27 @@ class _Merge:
 
     Args:
         published: It.
+        is_repeated: Whether the index has a beginning of it, as a merge that was not completed has left it.
 
     Attributes:
         state: The state of the index after the merge.
         size: About what it takes in memory, in bytes.
+        count: Number of its rows, at most.
     """
 
-    def __init__(self, published: Published) -> None:
+    def __init__(self, published: Published, *, is_repeated: bool) -> None:
         self.state = published.state
         self.size = published.size
+        self._is_repeated = is_repeated
         self._rows, self._writers = SortedRows(published.rows), published.writers
-        self._count = self._rows.left
+        self.count = self._rows.left
 
     @property
     def share(self) -> float:
         """Which part of the rows is in the index."""
         return self._rows.share
 
-    def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> None:
+    def store(self, index: Index, share: float, before: IndexState, entries: MovedEntries | None) -> bool:
         """Store the next slice.
 
         Args:
@@ -113,13 +119,45 @@ class _Merge:
             before: The state of the index before the merge.
             entries: See :attr:`Memtable.entries`.
 
+        Returns:
+            See :meth:`Memtable.merge_slice`.
+
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. Nothing was stored.
             CorruptData: See :meth:`MovedEntries.move`. The same.
         """
-        due = ceil((share - self.share) * self._count)
-        run, places = self._rows.next(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), SLICE_BYTES)
-        is_last = sum(places) == self._count
+        due = ceil((share - self.share) * self.count)
+        start = self._rows.places
+        try:
+            run, is_whole = self._slice(min(max(due, SLICE_ROWS), SLICE_ROWS_MAX), index)
+            is_last = not self._rows.left
+            if len(run) or is_last:
+                self._store(run, index, before, entries, is_last=is_last)
+        except BaseException:
+            self._rows.taken(start)
+            raise
+        return is_whole
+
+    def _slice(self, count: int, index: Index) -> tuple[Run, bool]:
+        """So many of the next rows, taken; and False if there are fewer, because the index has many already."""
+        parts: list[Run] = []
+        passed = 0
+        while True:
+            run, places = self._rows.next(count, SLICE_BYTES)
+            self._rows.taken(places)
+            if self._is_repeated:
+                passed += len(run)
+                missing = _without_stored(run, index)
+                self._is_repeated = len(missing) < len(run)  # else its beginning ended before
+                run = missing
+            parts.append(run)
+            is_whole = not self._is_repeated or not self._rows.left or sum(map(len, parts)) >= count
+            if is_whole or passed >= PASSED_ROWS:
+                return merged(parts), is_whole
+
+    def _store(
+        self, run: Run, index: Index, before: IndexState, entries: MovedEntries | None, *, is_last: bool
+    ) -> None:
         try:
             if entries is not None:
                 entries.move(index, run.keys, run.rows)
@@ -130,7 +168,6 @@ class _Merge:
             index.commit(self.state if is_last else _halfway(before, self.state))
         finally:
             index.abort()  # without effect after the commit
-        self._rows.taken(places)
 
 
 class Memtable:
@@ -158,6 +195,7 @@ class Memtable:
             state = view.state()
         self.published = Published(state.applied_offset, state)
         self._tree = state._replace(merging=None)
+        self._is_halfway = state.merging is not None
 
     # Reads, by any thread
 
@@ -186,6 +224,11 @@ class Memtable:
     def merging_size(self) -> int:
         """About how many bytes of memory the rows take that are being merged; 0 if none are."""
         return 0 if self._merge is None else self._merge.size
+
+    @property
+    def merging_rows(self) -> int:
+        """How many rows are being merged, at most; 0 if none are."""
+        return 0 if self._merge is None else self._merge.count
 
     @property
     def merged_share(self) -> float:
@@ -266,7 +309,7 @@ class Memtable:
         layers, are_many = self._layers(), len(keys) > FEW_KEYS
         runs: list[Run] = [each for each in layers if isinstance(each, Run)]
         if are_many and len(runs) == len(layers):
-            there, rows_there = found_over(runs, keys, *self.index.find(keys))
+            there, rows_there = found_over(runs, keys, self.index.find)
             lengths = np.zeros(len(keys), np.int64)
             lengths[there] = rows_there.lengths
             return lengths, rows_there
@@ -375,13 +418,16 @@ class Memtable:
         with self._lock:
             old = self.published
             self.published = replace(old, state=state, rows=old.rows.freeze(), writers=old.writers.freeze())
-        self._merge = _Merge(self.published)
+        self._merge = _Merge(self.published, is_repeated=self._is_halfway)
 
-    def merge_slice(self, share: float = 1.0) -> None:
+    def merge_slice(self, share: float = 1.0) -> bool:
         """Store the next slice of the merge in the index, in one transaction.
 
         Args:
             share: Which part of the merge's rows is to be in the index then, unless the slice would be too large.
+
+        Returns:
+            Whether it is a whole one: the index may have many slices already, that an earlier process has stored.
 
         Raises:
             StoreFull, lmdb.Error: See :meth:`Index.commit`. The slice is not stored.
@@ -389,9 +435,9 @@ class Memtable:
         """
         merge = self._merge
         assert merge is not None
-        merge.store(self.index, share, self._tree, self.entries)
+        is_whole = merge.store(self.index, share, self._tree, self.entries)
         if merge.share == 1:
-            self._merge, self._tree = None, merge.state
+            self._merge, self._tree, self._is_halfway = None, merge.state, False
             with self._lock:
                 old = self.published
                 self.published = Published(
@@ -401,6 +447,18 @@ class Memtable:
                     old.writers.without_frozen(),
                     old.size - merge.size,
                 )
+        return is_whole
+
+
+def _without_stored(run: Run, index: Index) -> Run:
+    """The rows of a run that an index does not have as they are; of the deleted ones those that it has."""
+    there, old = index.find(run.keys)
+    lengths = np.zeros(len(run), np.int64)
+    lengths[there] = old.lengths
+    stored = BinaryColumn(old.flat, np.append(old.offsets[0], old.offsets[0] + lengths.cumsum()))
+    is_same = pc.equal(stored.to_arrow(), run.rows.to_arrow()).to_numpy(zero_copy_only=False)
+    places = np.flatnonzero(~is_same)
+    return run if len(places) == len(run) else Run(run.keys.take(places), run.rows.take(places))
 
 
 def _halfway(before: IndexState, after: IndexState) -> IndexState:

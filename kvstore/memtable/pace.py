@@ -7,9 +7,14 @@ taken the merge is complete.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kvstore.log.segments import LogIdentity
+from kvstore.memtable.advice import PAGE_BYTES
 from kvstore.memtable.budget import Budget
 from kvstore.memtable.memtable import Memtable
+from kvstore.process.written import written_bytes
 
 _ROOM_PARTS = 4
 """What comes during a merge has at least this part of the bucket's limit, however much is merged after a recovery."""
@@ -29,6 +34,8 @@ class Pace:
         self._memtable = memtable
         self._budget = budget
         self._bucket = identity.table_id, identity.bucket_id
+        self._pages = 0
+        self._is_by_size = False
 
     def note(self) -> None:
         """Tell the budget how large the memtable is now."""
@@ -37,6 +44,22 @@ class Pace:
     def forget(self) -> None:
         """Tell the budget that the memtable takes no memory any more."""
         self._budget.note(*self._bucket, 0)
+
+    def begin(self) -> None:
+        """Note that a merge begins, and why."""
+        self._is_by_size, self._pages = self.is_due(), 0
+
+    @contextmanager
+    def slice(self) -> Iterator[None]:
+        """Inside the context the next slice of the merge is stored: what that writes is counted."""
+        memtable, before = self._memtable, written_bytes()
+        rows, size = memtable.merging_rows, memtable.merging_size
+        yield
+        if before is not None and (after := written_bytes()) is not None:
+            self._pages += (after - before) // PAGE_BYTES
+            if self._is_by_size and not memtable.is_merging:
+                leaves = memtable.index.leaf_bytes // PAGE_BYTES
+                self._budget.note_merge(*self._bucket, rows, size, self._pages, leaves)
 
     def is_due(self) -> bool:
         """Whether a slice is due because of what the memtable takes."""

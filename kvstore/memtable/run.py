@@ -141,6 +141,8 @@ class Run:
 
     def places_of(self, keys: BinaryColumn) -> np.ndarray:
         """The place of each key, -1 if it is not in the run: int64 ``(n,)``."""
+        if (kernel := library.kernel()) is not None:
+            return native_runs.places(kernel, self.keys, keys)
         places = self._places(keys)
         may = np.flatnonzero(places >= 0)
         if not len(may):
@@ -247,21 +249,19 @@ def _pair_merged(kernel: CDLL, older: Run, newer: Run) -> Run:
 
 
 def found_over(
-    runs: Sequence[Run], keys: BinaryColumn, there: np.ndarray, older: BinaryColumn
+    runs: Sequence[Run], keys: BinaryColumn, find: Callable[[BinaryColumn], tuple[np.ndarray, BinaryColumn]]
 ) -> tuple[np.ndarray, BinaryColumn]:
     """The rows of keys in runs, or else those that are older.
 
     Args:
         runs: The newest first.
-        there: For each key, whether it has an older row: bool ``(n,)``.
-        older: These rows.
+        find: Returns for each of some keys whether it has an older row, bool ``(n,)``; and these rows.
 
     Returns:
         For each key whether it has a row; and these rows.
     """
-    columns, count = [older], len(older)
-    places = np.where(there, there.cumsum() - 1, -1)
-    is_unknown = np.ones(len(keys), bool)
+    columns, count = [], 0
+    places, is_unknown = np.full(len(keys), -1), np.ones(len(keys), bool)
     for run in runs:
         at = run.places_of(keys)
         known = np.flatnonzero(is_unknown & (at >= 0))
@@ -271,8 +271,12 @@ def found_over(
             columns.append(rows)
             count += len(rows)
             is_unknown[known] = False
-    if len(columns) == 1:
-        return there, older
+    if not columns:
+        return find(keys)
+    if len(unknown := np.flatnonzero(is_unknown)):
+        there, older = find(keys.take(unknown))
+        places[unknown[there]] = count + np.arange(len(older))
+        columns.append(older)
     there = places >= 0
     return there, binary_column.concatenate(columns).take(places[there])
 

@@ -45,6 +45,9 @@ class SortedRows:
 
     Args:
         layers: They change no more.
+
+    Attributes:
+        places: How far each layer is taken.
     """
 
     def __init__(self, layers: Layers[bytes, bytes]) -> None:
@@ -54,18 +57,18 @@ class SortedRows:
                 self._parts.append(Run.of_dict(Layers(tuple(reversed(list(some)))).all()))
             else:
                 self._parts += [cast("Run", each) for each in some]
-        self._places = [0] * len(self._parts)
+        self.places = [0] * len(self._parts)
         self._count = sum(map(len, self._parts))
 
     @property
     def left(self) -> int:
         """Number of rows that were not taken, at most."""
-        return self._count - sum(self._places)
+        return self._count - sum(self.places)
 
     @property
     def share(self) -> float:
         """Which part of the rows was taken."""
-        return sum(self._places) / self._count if self._count else 1.0
+        return sum(self.places) / self._count if self._count else 1.0
 
     def all(self) -> Run:
         """All rows; none was taken."""
@@ -79,7 +82,7 @@ class SortedRows:
             bytes_max: They are no more once they have more bytes than this.
         """
         ends = self._ends(count, bytes_max)
-        all_parts = zip(self._parts, self._places, ends, strict=True)
+        all_parts = zip(self._parts, self.places, ends, strict=True)
         taken = [(part, first, last) for part, first, last in all_parts if last > first]
         if not taken:
             return Run.of([], []), ends
@@ -96,15 +99,15 @@ class SortedRows:
         return Run(run.keys.moved(), run.rows.moved()), ends
 
     def taken(self, places: list[int]) -> None:
-        """What :meth:`next` has given is stored."""
-        self._places = places
+        """Go on from these places, such as those after what :meth:`next` has given."""
+        self.places = places
 
     def _ends(self, count: int, bytes_max: int) -> list[int]:
         """Places of the end of so many rows and bytes at most, each part up to the same key.
 
         Where keys of the parts follow each other, all may be of one part; where they alternate, of each is taken less.
         """
-        left = sum(place < len(part) for part, place in zip(self._parts, self._places, strict=True))
+        left = sum(place < len(part) for part, place in zip(self._parts, self.places, strict=True))
         divisor = 1
         while True:
             ends = self._ends_of(max(count // divisor, 1), max(bytes_max // divisor, 1))
@@ -114,19 +117,19 @@ class SortedRows:
 
     def _ends_of(self, count: int, bytes_max: int) -> list[int]:
         """Those of so many of each part, but up to the same key."""
-        parts = list(zip(self._parts, self._places, strict=True))
+        parts = list(zip(self._parts, self.places, strict=True))
         ends = [_end(part, place, count, bytes_max) for part, place in parts]
         last = [part.keys[end - 1] for part, end in zip(self._parts, ends, strict=True) if end < len(part)]
         return self._up_to(min(last), ends) if last and len(parts) > 1 else ends
 
     def _fits(self, ends: Sequence[int], count: int, bytes_max: int) -> bool:
-        if sum(ends) - sum(self._places) > count:
+        if sum(ends) - sum(self.places) > count:
             return False
-        parts = zip(self._parts, self._places, ends, strict=True)
+        parts = zip(self._parts, self.places, ends, strict=True)
         return sum(int(part.rows.offsets[end] - part.rows.offsets[place]) for part, place, end in parts) <= bytes_max
 
     def _up_to(self, key: bytes, ends: Sequence[int]) -> list[int]:
-        places = zip(self._parts, self._places, ends, strict=True)
+        places = zip(self._parts, self.places, ends, strict=True)
         return [bisect_right(cast("Sequence[bytes]", part.keys), key, place, end) for part, place, end in places]
 
 

@@ -76,10 +76,10 @@ class NewerView(View):
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`."""
-        there, values = self._tree.find(keys)
         runs = [each for each in self._rows.dicts if isinstance(each, Run)]
-        if runs and len(runs) == len(self._rows.dicts) and len(keys) >= FEW_KEYS:
-            return found_over(runs, keys, there, values)  # as columns
+        if len(runs) == len(self._rows.dicts) and len(keys) >= FEW_KEYS:
+            return found_over(runs, keys, self._tree.find)  # as columns
+        there, values = self._tree.find(keys)
         newer = self._rows.newest(keys.to_list())
         if newer is None:
             return there, values

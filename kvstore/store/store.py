@@ -40,6 +40,7 @@ from kvstore.replica.ship.background import Shipping
 from kvstore.replica.ship.shipper import stored_name
 from kvstore.shared.location import client_of_tables
 from kvstore.shared.publish import publish
+from kvstore.store.advice import counted_advice
 from kvstore.store.altered_tables import AlteredTables
 from kvstore.store.check import CheckReport
 from kvstore.store.held_indexes import held_indexes, warning_of
@@ -485,6 +486,8 @@ class Store(AlteredTables, ReadStore):
     def health(self) -> Health:
         """The status of the catalog, and warnings about images, replicas that lag, and scans that make indexes grow.
 
+        Also advice about memory, which is no warning.
+
         Raises:
             CorruptImage, UnsupportedVersion: The catalog can't be loaded.
         """
@@ -494,7 +497,8 @@ class Store(AlteredTables, ReadStore):
         held = list(held_indexes(self.path, tables, self.runtime.open_table))
         growing = [warning for each in held if (warning := warning_of(each)) is not None]
         lagging = registry.lag_warnings(self.runtime)
-        return dataclasses.replace(report, warnings=[*report.warnings, *lagging, *growing], held=held)
+        advice = counted_advice(tables, self.runtime.budget)
+        return dataclasses.replace(report, warnings=[*report.warnings, *lagging, *growing], held=held, advice=advice)
 
     @overload
     def metrics(self, format: Literal["dict"] = "dict") -> Metrics: ...

@@ -266,9 +266,10 @@ def test_relaxed_durability_is_durable_after_a_flush(store_path: Path, durabilit
 def test_a_clock_that_jumps_in_a_merge_ends_no_thread(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, merge_slice = SetClock(), Memtable.merge_slice
 
-    def jump(memtable: Memtable, share: float) -> None:
-        merge_slice(memtable, share)
+    def jump(memtable: Memtable, share: float) -> bool:
+        is_whole = merge_slice(memtable, share)
         clock.now += 10**18
+        return is_whole
 
     with Store(store_path, StoreOptions(), clock=clock) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")

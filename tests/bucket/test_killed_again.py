@@ -104,11 +104,12 @@ def killed(store: kvstore.Store, path: Path, slices: int) -> None:
     """Copy a store as a process leaves it that is killed after so many slices of a merge."""
     merge_slice, left = Memtable.merge_slice, [slices]
 
-    def and_copy(self: Memtable, share: float = 1.0) -> None:
-        merge_slice(self, share)
+    def and_copy(self: Memtable, share: float = 1.0) -> bool:
+        is_whole = merge_slice(self, share)
         left[0] -= 1
         if left[0] == 0:
             shutil.copytree(store.path, path)
+        return is_whole
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Memtable, "merge_slice", and_copy)

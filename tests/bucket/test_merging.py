@@ -58,10 +58,11 @@ def small_slices(rows: int, after: Callable[[], object] = lambda: None) -> Itera
     """Slices of so many rows, with a call after each but the last."""
     merge_slice = Memtable.merge_slice
 
-    def and_look(self: Memtable, share: float = 1.0) -> None:
-        merge_slice(self, share)
+    def and_look(self: Memtable, share: float = 1.0) -> bool:
+        is_whole = merge_slice(self, share)
         if self.is_merging:
             after()
+        return is_whole
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("kvstore.memtable.memtable.SLICE_ROWS", rows)

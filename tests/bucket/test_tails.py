@@ -67,9 +67,10 @@ def opened(path: Path, **options: Any) -> Iterator[kvstore.Store]:
 def after_each_slice(look: Callable[[], object]) -> Iterator[None]:
     merge_slice = Memtable.merge_slice
 
-    def and_look(self: Memtable, share: float = 1.0) -> None:
-        merge_slice(self, share)
+    def and_look(self: Memtable, share: float = 1.0) -> bool:
+        is_whole = merge_slice(self, share)
         look()
+        return is_whole
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Memtable, "merge_slice", and_look)
@@ -166,16 +167,18 @@ def test_what_is_not_merged_when_a_store_is_closed_stays_in_the_log(
     store_path: Path, durability: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committer, "CLOSE_SECONDS", 0.0)
+    for name in ("SLICE_ROWS", "SLICE_ROWS_MAX"):
+        monkeypatch.setattr(memtable, name, 1)
     with opened(store_path, durability=durability) as store:
         table = store.create_table("t", SCHEMA, primary_key="k")
-        table.upsert({"k": 1, "v": 1, "s": ""})
-    assert contents(store_path).keys() == {b"\0"}
+        table.upsert([{"k": k, "v": k, "s": ""} for k in range(3)])
+    assert sum(key.startswith(b"\2") for key in contents(store_path)) == 1
     with kvstore.open(store_path, read_only=True) as reader:
-        assert values(reader.table("t")) == {1: 1}
+        assert values(reader.table("t")) == {0: 0, 1: 1, 2: 2}
     with opened(store_path, durability=durability) as store:
-        assert values(store.table("t")) == {1: 1}
-        store.table("t").upsert({"k": 2, "v": 2, "s": ""})
-        assert store.table("t").count() == 2
+        assert values(store.table("t")) == {0: 0, 1: 1, 2: 2}
+        store.table("t").upsert({"k": 3, "v": 3, "s": ""})
+        assert store.table("t").count() == 4
         assert store.check().ok
 
 
@@ -212,22 +215,45 @@ def test_repetitive_rows_are_not_decoded_all_together(store_path: Path, monkeypa
 
 
 def test_short_sessions_make_progress(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each takes the tail of the one before into the index, however little time it has when it is closed."""
+    """Each stores a slice, however little time it has when it is closed, and none that the index has already."""
     monkeypatch.setattr(committer, "CLOSE_SECONDS", 0.0)
     for name in ("SLICE_ROWS", "SLICE_ROWS_MAX"):
         monkeypatch.setattr(memtable, name, 5)
     with opened(store_path) as store:
-        table = store.create_table("t", SCHEMA, primary_key="k")
-        table.upsert([{"k": k, "v": k, "s": ""} for k in range(40)])
-        ends = [table.offsets()[0][1]]
-    for number in range(4):
+        table = store.create_table("t", SCHEMA, primary_key="k", indexes={"by_v": "v"})
+        table.upsert([{"k": k, "v": k, "s": ""} for k in range(60)])
+        end = table.offsets()[0][1]
+    counts, expected = [0], {k: k for k in range(60)}
+    while index_state.decode(contents(store_path)[b"\0"]).applied_offset < end:
         with opened(store_path) as store:
             table = store.table("t")
-            table.upsert({"k": -number, "v": number, "s": ""})
-            ends.append(table.offsets()[0][1])
-        assert index_state.decode(contents(store_path)[b"\0"]).applied_offset >= ends[number]
+            table.upsert({"k": -len(counts), "v": 0, "s": ""})
+            table.delete([3 * len(counts)])
+        expected[-len(counts)] = 0
+        expected.pop(3 * len(counts), None)
+        counts.append(sum(key.startswith(b"\2") for key in contents(store_path)))
+        assert len(counts) < 20
+    assert len(counts) > 4
+    assert sorted(counts) == counts
     with opened(store_path) as store:
-        assert values(store.table("t")) == {k: abs(k) for k in range(-3, 40)}
+        table = store.table("t")
+        assert values(table) == expected
+        assert table.find(v=50).column("k").to_pylist() == [50]
+        assert store.check().ok
+
+
+def test_a_close_after_a_long_tail_merges_for_a_short_time(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest stays in the log."""
+    killed = killed_with_a_tail(store_path, 60)
+    monkeypatch.setattr(committer, "CLOSE_SECONDS", 0.0)
+    for name in ("SLICE_ROWS", "SLICE_ROWS_MAX"):
+        monkeypatch.setattr(memtable, name, 5)
+    with opened(killed) as store:
+        store.table("t").upsert({"k": 60, "v": 60, "s": ""})
+    assert 0 < sum(key.startswith(b"\2") for key in contents(killed)) <= 10
+    with opened(killed) as store:
+        assert values(store.table("t")) == {k: k for k in range(61)}
+        store.flush()
         assert store.check().ok
 
 

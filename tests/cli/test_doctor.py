@@ -17,6 +17,7 @@ import pytest
 import kvstore
 from kvstore.cli import doctor
 from kvstore.kernel import library
+from kvstore.memtable import budget
 from tests.cli.commands import ROOT, fine, run
 
 
@@ -28,6 +29,18 @@ def test_doctor_shows_what_is_installed() -> None:
     shown = fine("doctor").out
     assert re.search(rf"^pyarrow +{re.escape(pa.__version__)} ", shown, re.MULTILINE)
     assert re.search(r"^duckdb .*kvstore sql", shown, re.MULTILINE)
+
+
+def test_a_store_whose_indexes_are_large_gets_advice_about_memory(tmp_path: Path) -> None:
+    """Of 200,000 rows on some 2,000 pages, 500 at a time are merged, if memtables are that small."""
+    with kvstore.open(tmp_path / "store") as store:
+        table = store.create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), primary_key="k")
+        table.upsert(pa.table({"k": pa.array(range(200_000), pa.int64())}))
+    assert fine("doctor", str(tmp_path / "store"), "--json").lines[0]["advice"] == []
+    with mock.patch.multiple(budget, BUCKET_BYTES_MAX=40_000, STORE_BYTES_MAX=40_000):
+        (advice,) = fine("doctor", str(tmp_path / "store"), "--json").lines[0]["advice"]
+        assert re.search(r"table t writes about 0\.\d\d pages .* memtable_bytes=67108864:", advice)
+        assert f"advice: {advice}" in fine("doctor", str(tmp_path / "store")).out
 
 
 def without(*names: str) -> Callable[[str], str | None]:

@@ -6,6 +6,7 @@ from hypothesis import example, given, strategies as st
 
 from kvstore.kernel import library
 from kvstore.memtable.run import Run, merged
+from logformat.binary_column import BinaryColumn
 
 KEYS = st.one_of(
     st.binary(min_size=8, max_size=8).map(b"\2\0".__add__),
@@ -31,6 +32,19 @@ def test_the_last_row_of_each_key_stays(given: list[dict[bytes, bytes]]) -> None
     assert list(merged(runs).items()) == sorted(expected.items())
     with library.switched_off():
         assert list(merged(runs).items()) == sorted(expected.items())
+
+
+@given(st.sets(KEYS), st.lists(KEYS, max_size=30))
+def test_the_place_of_each_key_is_that_of_python(keys: set[bytes], asked: list[bytes]) -> None:
+    """In any order."""
+    ordered = sorted(keys)
+    run = as_run(dict.fromkeys(ordered, b"row"))
+    for each in (asked + ordered, sorted(asked), ordered[::-1]):
+        column = BinaryColumn.from_list([b"\2", *each]).slice(1, len(each) + 1)
+        expected = [ordered.index(key) if key in keys else -1 for key in each]
+        assert run.places_of(column).tolist() == expected
+        with library.switched_off():
+            assert run.places_of(column).tolist() == expected
 
 
 def test_keys_of_one_width_keep_it() -> None:

@@ -46,10 +46,14 @@ def test_rows_of_runs_are_laid_over_older_ones(
     layers = [{f"{k}.".encode(): row for k, row in each.items()} for each in [*newer, older]]
     asked = sorted({key for each in layers for key in each} | {f"{k}.".encode() for k in others})
     runs = [Run.of(sorted(each), [each[key] for key in sorted(each)]) for each in layers[:-1]]
-    there = np.array([key in layers[-1] for key in asked], bool)
-    rows = BinaryColumn.from_list([layers[-1][key] for key in asked if key in layers[-1]])
+
+    def find(keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
+        names = keys.to_list()
+        rows = [layers[-1][key] for key in names if key in layers[-1]]
+        return np.array([key in layers[-1] for key in names], bool), BinaryColumn.from_list(rows)
+
     expected = [next((each[key] for each in layers if key in each), b"") for key in asked]
-    found, values = found_over(runs, BinaryColumn.from_list(asked), there, rows)
+    found, values = found_over(runs, BinaryColumn.from_list(asked), find)
     assert found.tolist() == [bool(row) for row in expected]
     assert values.to_list() == [row for row in expected if row]
 

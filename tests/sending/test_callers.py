@@ -47,6 +47,12 @@ def sender_of(table: kvstore.Table) -> Any:
     return table.bucket(0).handle._other
 
 
+def write_numbered(table: kvstore.Table, keys: range) -> None:
+    with table.writer("numbered") as writer:
+        for k in keys:
+            writer.upsert({"k": k, "v": "w", "n": k})
+
+
 @pytest.mark.usefixtures("owner", "_never_looks")
 def test_answers_of_several_threads_and_of_a_writer_are_all_received(store_path: Path) -> None:
     with kvstore.open(store_path) as store, ThreadPoolExecutor(4) as pool:
@@ -58,11 +64,10 @@ def test_answers_of_several_threads_and_of_a_writer_are_all_received(store_path:
                 table.increment(100 + number, {"n": 1}, default={})
 
         working = [pool.submit(work, number) for number in range(3)]
-        with table.writer("numbered") as writer:
-            for k in range(1000, 1200):
-                writer.upsert({"k": k, "v": "w", "n": k})
+        write_numbered(table, range(1000, 1100))
         for each in working:
             each.result(SECONDS)
+        write_numbered(table, range(1100, 1200))
         work(3)
         counted = {row["k"]: row["n"] for row in rows_of(table)}
         assert [counted[100 + number] for number in range(4)] == [40] * 4

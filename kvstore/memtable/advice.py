@@ -1,0 +1,95 @@
+"""Which tables would write fewer pages of their indexes if memtables were larger.
+
+D rows of random keys that are merged together are on P(1 − e^(−D/P)) of P leaf pages. So a row writes about one page
+while D is much smaller than P, and half a page if D is 1.6 P. Keys in increasing order write few pages in any case:
+what a process has merged is counted, and not assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import exp
+
+from kvstore.memtable.run import ROW_BYTES
+
+PAGE_BYTES = 4096
+PAGES_A_ROW_MAX = 0.6
+"""Up to so many are as good as the usual limits of memory make it."""
+ROWS_A_PAGE = 2.5
+"""So many rows a leaf, merged together, write 0.37 pages each."""
+GAIN_MIN = 1.25
+"""Advice that saves less is not worth the memory."""
+MEMORY_PARTS = 2
+"""At most this part of the memory that is available is advised."""
+LEAF_SHARE = 0.7
+"""Part of a leaf that rows take, if keys came in random order."""
+ROUND_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Merges:
+    """Merges of a bucket that began because memory was full.
+
+    Attributes:
+        rows: Rows that were merged.
+        bytes: Memory that they took.
+        pages: Pages that were written for them.
+        count: Number of merges.
+        leaf_pages: Leaf pages of the index.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    pages: int = 0
+    count: int = 0
+    leaf_pages: int = 0
+
+    def and_one(self, rows: int, bytes: int, pages: int, leaf_pages: int) -> Merges:
+        """With one more merge."""
+        return Merges(self.rows + rows, self.bytes + bytes, self.pages + pages, self.count + 1, leaf_pages)
+
+    @classmethod
+    def expected(cls, row_count: int, leaf_bytes: int, limit: int) -> Merges:
+        """One of random keys, in a bucket of so many rows, with the memory of one memtable."""
+        leaves = leaf_bytes // PAGE_BYTES
+        bytes_of_row = int(LEAF_SHARE * leaf_bytes / max(row_count, 1)) + ROW_BYTES
+        rows = max(limit // 2 // bytes_of_row, 1)  # a merge begins when half of the memory is taken
+        return cls(rows, rows * bytes_of_row, int(rows * pages_a_row(leaves, rows)), 1, leaves)
+
+
+def pages_a_row(leaf_pages: int, rows: int) -> float:
+    """Leaf pages that a row of a random key writes, if so many rows are merged together."""
+    return leaf_pages / rows * -(exp(-rows / leaf_pages) - 1) if leaf_pages else 0.0
+
+
+def advice_of(table: str, buckets: Iterable[Merges], available: int | None, *, counted: bool) -> str | None:
+    """What to set for a table, and why; None if larger memtables would gain little.
+
+    Args:
+        buckets: Those that are written together.
+        available: Memory of the machine, if it is known.
+        counted: Whether the merges have happened.
+    """
+    merges = [each for each in buckets if each.rows and each.leaf_pages]
+    rows, pages = sum(each.rows for each in merges), sum(each.pages for each in merges)
+    if not rows or pages <= PAGES_A_ROW_MAX * rows:
+        return None
+    needed = _memory(merges)
+    share = 1.0 if available is None else min(1.0, available // MEMORY_PARTS / needed)
+    setting = max(int(needed * share) // ROUND_BYTES, 1) * ROUND_BYTES
+    then = pages_a_row(1000, int(1000 * ROWS_A_PAGE * setting / needed))
+    if pages < GAIN_MIN * then * rows:
+        return None
+    leaves, together = sum(each.leaf_pages for each in merges), sum(each.rows // each.count for each in merges)
+    row, writes, are = ("A row", "wrote", "were") if counted else ("A row of a random key", "writes about", "are")
+    return (
+        f"{row} of table {table} {writes} {pages / rows:.2f} pages of the index, which has {leaves} leaves: memtables"
+        f" {are} merged at {together} rows. Where the table is written, open the store with memtable_bytes={setting}:"
+        f" then it is about {then:.2f}."
+    )
+
+
+def _memory(merges: Sequence[Merges]) -> int:
+    """Memory with which each bucket's merges have :data:`ROWS_A_PAGE`; a merge begins at half of it."""
+    return int(sum(2 * ROWS_A_PAGE * each.leaf_pages * each.bytes / each.rows for each in merges))
