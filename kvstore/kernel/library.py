@@ -153,6 +153,8 @@ def _loaded() -> ctypes.CDLL | None:
     library.kv_rows.restype = ctypes.c_int
     library.kv_entries.argtypes = [ctypes.c_char_p, number, *[address] * 4, number, *[address] * 6]
     library.kv_entries.restype = ctypes.c_int
+    library.kv_merge.argtypes = [address, number, *[address] * 5]
+    library.kv_merge.restype = number
     library.kv_changes.argtypes = [*[address] * 3, number]
     library.kv_changes.restype = ctypes.c_int
     return library

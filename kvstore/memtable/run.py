@@ -230,6 +230,11 @@ def merged(runs: Sequence[Run]) -> Run:
     runs = [run for run in runs if len(run)] or list(runs[:1])
     if len(runs) == 1:
         return runs[0]
+    from kvstore.kernel import library
+    from kvstore.kernel.runs import merged as merged_natively
+
+    if (kernel := library.kernel()) is not None:
+        return Run(*merged_natively(kernel, [(run.keys, run.rows) for run in runs]))
     keys, rows = (binary_column.concatenate(columns) for columns in zip(*((r.keys, r.rows) for r in runs), strict=True))
     order, differs = in_order(keys)
     lasts = order[np.append(differs, True)]
