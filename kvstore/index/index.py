@@ -378,10 +378,10 @@ class Index:
             self._touched += len(keys)
             return int(cursor.putmulti(zip(keys, values, strict=True), overwrite=overwrite)[1])
 
-    def _delete(self, keys: Sequence[bytes]) -> int:
-        delete = self._writable().delete
+    def _delete(self, keys: Sequence[bytes]) -> None:
+        for _ in map(self._writable().delete, keys):
+            pass
         self._touched += len(keys)
-        return sum(map(delete, keys))
 
     def move_entries(self, removed: Sequence[bytes], keys: Sequence[bytes], values: Sequence[bytes]) -> int:
         """Remove entries of secondary indexes, and store others. Keys are unique, and best sorted.
@@ -389,7 +389,10 @@ class Index:
         Returns:
             By how many there are more now: some of the first may not be there, and some of the others may be already.
         """
-        fewer = self._delete(removed)
+        with self._writable().cursor() as cursor:
+            # A cursor is faster at a key near the one before than a delete is. Values of entries are short.
+            fewer = len(removed) - list(map(cursor.pop, removed)).count(None)
+            self._touched += len(removed)
         return self._put(keys, values, overwrite=False) - fewer
 
     def note_entries(self, index_id: int, count: int, *, are_whole: bool) -> None:

@@ -13,11 +13,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import merge
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import cast
 
 import lmdb
 import numpy as np
@@ -25,9 +28,7 @@ import numpy as np
 from kvstore.disk.files import refusals
 from kvstore.index.index import Index
 from kvstore.indexing.entries import SCAN_ROWS, TableEntries, entries_of_rows, in_order
-from kvstore.memtable.layers import Layers
-from kvstore.memtable.run import Run
-from kvstore.memtable.sorted_rows import SortedRows
+from kvstore.memtable.run import Run, merged
 from logformat.binary_column import BinaryColumn, concatenate
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
@@ -38,7 +39,6 @@ BUILD_ROWS = 1 << 16
 """So many rows are read at a time, or so many entries stored in one commit."""
 RUN_ROWS = 1 << 19
 """Entries of so many rows are sorted together. If there are more, each run is in the memory of a file."""
-STORED_BYTES_MAX = 32 << 20
 REMOVED_AT_A_TIME = 1 << 16
 
 
@@ -54,7 +54,7 @@ class UnfinishedEntries:
         self._read_to: bytes | None = ROW  # None once all rows are read
         self._waiting: list[tuple[BinaryColumn, BinaryColumn]] = []
         self._runs: list[Run] = []
-        self._left: SortedRows | None = None
+        self._places: list[int] = []  # of the entries of each run that are stored next
         self._removed = np.zeros(0, np.uint64)
 
     def note_removed(self, entries: BinaryColumn) -> None:
@@ -64,9 +64,7 @@ class UnfinishedEntries:
 
     def go_on(self, made: TableEntries, index: Index, grow: Callable[[], None]) -> int:
         """Read some rows, or else store some entries, and return of how many; see :func:`make_entries`."""
-        if self._left is None:
-            return self._read(made, index)
-        return self._store(self._left, made, index, grow)
+        return self._store(made, index, grow) if self._read_to is None else self._read(made, index)
 
     def _read(self, made: TableEntries, index: Index) -> int:
         assert self._read_to is not None
@@ -88,19 +86,32 @@ class UnfinishedEntries:
             self._runs.append(run)
             waiting = []
         self._read_to, self._waiting = following, waiting
-        if following is None:
-            self._left = SortedRows(Layers(tuple(self._runs)))
+        self._places = [0] * len(self._runs)
         return count
 
-    def _store(self, left: SortedRows, made: TableEntries, index: Index, grow: Callable[[], None]) -> int:
-        run, places = left.next(BUILD_ROWS, STORED_BYTES_MAX)
+    def _store(self, made: TableEntries, index: Index, grow: Callable[[], None]) -> int:
+        places = self._ends(BUILD_ROWS)
+        taken = zip(self._runs, self._places, places, strict=True)
+        run = merged([run.slice(first, last) for run, first, last in taken if first < last] or [Run.of([], [])])
         kept = self._kept(run, made, index)
         is_last = sum(places) == sum(map(len, self._runs))
         _commit(index, grow, partial(_put, index, self._index.index_id, kept, are_whole=is_last))
-        left.taken(places)
+        self._places = places
         if is_last:
             del made.unfinished[self._index.index_id]
         return len(run)
+
+    def _ends(self, count: int) -> list[int]:
+        """Places up to which about half of so many entries are left, or all, and hardly ever more; up to one key."""
+        left = [(run, place) for run, place in zip(self._runs, self._places, strict=True) if place < len(run)]
+        step = max(count // max(2 * len(left), 1), 1)
+        marks = merge(*(map(run.keys.__getitem__, range(place + step - 1, len(run), step)) for run, place in left))
+        # Of each run fewer than a step may come between two of its marks.
+        mark = next(islice(marks, len(left) - 1, None), None) if left else None
+        if mark is None:
+            return list(map(len, self._runs))
+        places = zip(self._runs, self._places, strict=True)
+        return [bisect_right(cast("Sequence[bytes]", run.keys), mark, place) for run, place in places]
 
     def _kept(self, run: Run, made: TableEntries, index: Index) -> Run:
         """The entries of a run without those of rows that have other ones now."""
