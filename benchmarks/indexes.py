@@ -1,6 +1,8 @@
 """``python -m benchmarks.indexes``: indexes beside the same ones of SQLite, which stores the rows in a table by key.
 
 CPU seconds of the fastest of some rounds, which alternate. The stores are in memory where that is possible.
+``--build ROWS`` only creates indexes of so many rows, without SQLite, and says how much memory of its own the process
+takes meanwhile (Linux).
 """
 
 from __future__ import annotations
@@ -8,10 +10,15 @@ from __future__ import annotations
 import argparse
 import sqlite3
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 import kvstore
 
@@ -138,13 +145,73 @@ def measure(directory: Path, count: int) -> None:
     peer.close()
 
 
+def columns_of(first: int, last: int, rows: int) -> pa.Table:
+    """The rows of :func:`row_of` from one number to another (exclusive), as columns."""
+    numbers = np.arange(first, last)
+    mails = pc.binary_join_element_wise("user", pa.array(numbers * 7919 % rows).cast(pa.string()), "@example.org", "")
+    towns = pc.binary_join_element_wise("t", pa.array(numbers % 5000).cast(pa.string()), "")
+    ages = pa.array(numbers % 80, pa.int32())
+    return pa.table({"id": numbers, "mail": mails, "age": ages, "town": towns, "name": ["a name"] * len(numbers)})
+
+
+class OwnMemory:
+    """How much more memory of its own, not of files, this process has at most while the context is open."""
+
+    def __enter__(self) -> OwnMemory:
+        self._over = threading.Event()
+        self._before = self._most = self._now()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def most(self) -> int:
+        """Bytes."""
+        return self._most - self._before
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.02):
+            self._most = max(self._most, self._now())
+
+    def _now(self) -> int:
+        status = Path("/proc/self/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
+
+
+def measure_build(directory: Path, count: int) -> None:
+    with kvstore.open(directory / "store", durability="none") as store:
+        table = store.create_table("t", COLUMNS, "id")
+        for first in range(0, count, BATCHES[-1]):
+            table.upsert(columns_of(first, min(first + BATCHES[-1], count), count))
+        table.flush()
+        for column in INDEXED:
+            began, cpu = time.perf_counter(), time.process_time()
+            with OwnMemory() as memory:
+                store.create_index("t", f"by_{column}", column)
+            took, cpu = time.perf_counter() - began, time.process_time() - cpu
+            print(
+                f"index of {column} of {count:,} rows made: {count / took:,.0f} rows/s, {count / cpu:,.0f} rows per CPU"
+                f" second, at most {memory.most >> 20:,} MiB of memory",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--build", type=int, metavar="ROWS")
     arguments = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as directory:
-        measure(Path(directory), arguments.rows)
+        if arguments.build:
+            measure_build(Path(directory), arguments.build)
+        else:
+            measure(Path(directory), arguments.rows)
 
 
 if __name__ == "__main__":

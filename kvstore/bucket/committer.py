@@ -222,8 +222,8 @@ class Committer:
         """
         self._worked(self._settle)
 
-    def make_some_entries(self) -> int:
-        """Make entries of some rows for secondary indexes that are new; of how many, 0 once all are made.
+    def make_some_entries(self) -> int | None:
+        """Read some rows for a secondary index that is new, or store some entries; of how many, None once all are made.
 
         Raises:
             CorruptData, StoreFull, LogFailed: They can't be made.

@@ -31,7 +31,8 @@ from kvstore.bucket.merge.small import merge_small
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, WriterRejected
 from kvstore.index.index import Index
-from kvstore.indexing.entries import TableEntries, make_entries, make_some_entries
+from kvstore.indexing.building import go_on, make_entries, make_some_entries
+from kvstore.indexing.entries import TableEntries
 from kvstore.indexing.unique import UniqueIndexes
 from kvstore.kernel.writes import Encoded
 from kvstore.log.log import Log
@@ -110,7 +111,7 @@ class WritePath:
         """Take over a newer definition of the table."""
         former = self._entries
         self._take_over(definition)
-        self._entries.go_on_from(former)
+        go_on(self._entries, former)
 
     def _take_over(self, definition: TableDefinition) -> None:
         self.definition = definition
@@ -248,8 +249,8 @@ class WritePath:
         make_entries(self._entries, self.memtable.index, self.grow)
         self._has_entries = True
 
-    def make_some_entries(self) -> int:
-        """Make entries of some rows for indexes that are new; of how many, 0 once all are made. Errors are the same."""
+    def make_some_entries(self) -> int | None:
+        """See :func:`kvstore.indexing.building.make_some_entries`; errors are the same."""
         return make_some_entries(self._entries, self.memtable.index, self.grow)
 
     def roll(self) -> None:

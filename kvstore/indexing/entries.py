@@ -1,21 +1,18 @@
-"""The entries of a table's secondary indexes in one bucket: moved with each merge, made for rows that are there.
+"""The entries of a table's secondary indexes in one bucket: moved with each merge, compared with the rows by a check.
 
 * Entries are of the rows that the bucket's index has. They change in the transaction that changes these rows.
-* Entries whose record does not say that they are whole are no use to a search. They are made in the order of the rows'
-  keys, some at a time, and those that are made already are moved meanwhile. Of a new index that is not unique they are
-  made between writes; else before the next write, from the beginning.
+* Entries whose record does not say that they are whole are no use to a search; see :mod:`kvstore.indexing.building`.
 * Only the bucket's writer is here, in its turn (:mod:`kvstore.bucket.turn`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial, reduce
+from collections.abc import Iterator, Sequence
+from functools import reduce
 from itertools import groupby, islice
 from operator import attrgetter, or_
+from typing import TYPE_CHECKING
 
-import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +22,17 @@ from kvstore.index.index import Index, View
 from kvstore.meta.state import TableDefinition
 from kvstore.request.native_rows import native_differences, rows_found
 from kvstore.request.row_layout import layout_of
-from logformat.binary_column import BinaryColumn, concatenate
+from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
-from logformat.rows.entries import ENTRIES, FEW, between, codes_of, entries_in_order, entries_prefix, index_of
+from logformat.rows.entries import ENTRIES, FEW, codes_of, entries_in_order, entries_prefix, index_of
 from logformat.rows.keys import ROW
 
-BUILD_ROWS = 1 << 16
-"""Entries of so many rows are made at a time, put in their order, and committed."""
+if TYPE_CHECKING:
+    from kvstore.indexing.building import UnfinishedEntries
+
 SCAN_ROWS = 1 << 15
-REMOVED_AT_A_TIME = 1 << 16
+CHECKED_AT_A_TIME = 1 << 16
 
 
 class TableEntries:
@@ -44,13 +42,13 @@ class TableEntries:
         definition: The table's entry in the catalog; it has a primary key.
 
     Attributes:
-        made_to: Of each index whose entries are being made, the key from which on no row has one.
+        unfinished: Those that are being made, by the id of their index.
     """
 
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition
         self.indexes = definition.indexes
-        self.made_to: dict[int, bytes] = {}
+        self.unfinished: dict[int, UnfinishedEntries] = {}
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
         self._bits = tuple((name, 1 << nth) for nth, name in enumerate(self._all_names))
@@ -68,9 +66,8 @@ class TableEntries:
         """
         with index.view() as view:
             records = view.entries_records()
-            counts = {
-                id: record.entry_count for id, record in records.items() if id in self.made_to or view.has_entries(id)
-            }
+            counts = {id: record.entry_count for id, record in records.items() if view.has_entries(id)}
+            counts |= {id: records[id].entry_count if id in records else 0 for id in self.unfinished}
             known = [each for each in self.indexes if each.index_id in counts]
             if not known:
                 return
@@ -81,60 +78,43 @@ class TableEntries:
             keys, rows, there, differ = keys.take(changed), rows.take(changed), there[changed], differ[changed]
         before = self._side(keys, there, old)
         after = self._side(keys, rows.lengths > 0, rows.without_empty())
-        removed: list[bytes] = []
-        added: list[bytes] = []
-        values: list[bytes] = []
         for each in sorted(known, key=attrgetter("index_id")):
             id, names = each.index_id, self._names[each.index_id]
-            made_to = self.made_to.get(id)
-            stop = len(keys) if made_to is None else bisect_left(keys, made_to)
+            unfinished = self.unfinished.get(id)
             if differ is None:
                 differs = before.differs(after, names)
             else:
                 differs = differ & np.uint64(sum(bit for name, bit in self._bits if name in names)) != 0
-            places = np.flatnonzero(differs[:stop])
-            (gone, _), (new, its_values) = before.entries(id, names, places), after.entries(id, names, places)
-            removed += gone.to_list()
-            added += new.to_list()
-            values += its_values.to_list()
-            index.note_entries(id, counts[id] + len(new) - len(gone), are_whole=made_to is None)
-        index.move_entries(removed, added, values)
+            places = np.flatnonzero(differs)
+            (removed, _), (added, values) = before.entries(id, names, places), after.entries(id, names, places)
+            if unfinished is not None:
+                unfinished.note_removed(removed)
+            more = index.move_entries(removed.to_list(), added.to_list(), values.to_list())
+            index.note_entries(id, counts[id] + more, are_whole=unfinished is None)
 
     def _side(self, keys: BinaryColumn, there: np.ndarray, rows: BinaryColumn) -> _Side:
         known = keys if there.all() else keys.take(np.flatnonzero(there))
         return _Side(keys, there, self._rows(known, rows) if len(known) else None)
 
-    def go_on_from(self, former: TableEntries) -> None:
-        """Take over from the entries as an earlier definition of the table needed them, which has written the rows.
-
-        Entries of new indexes are made from now on, but those of unique ones, which are needed by the next write.
-        """
-        known = {each.index_id for each in former.indexes}
-        for each in self.indexes:
-            id = each.index_id
-            if id in former.made_to or (id not in known and not each.unique):
-                self.made_to[id] = former.made_to.get(id, ROW)
-
     def are_due(self, view: View) -> bool:
         """Whether entries have to be made, or removed, before the table's rows change."""
-        needed = {each.index_id for each in self.indexes} - self.made_to.keys()
-        return view.entries_records().keys() - self.made_to.keys() != needed or not all(map(view.has_entries, needed))
+        records = view.entries_records().keys() - self.unfinished.keys()
+        needed = {each.index_id for each in self.indexes} - self.unfinished.keys()
+        return records != needed or not all(map(view.has_entries, needed))
 
     def _rows(self, keys: BinaryColumn, rows: BinaryColumn) -> pa.RecordBatch:
         return rows_found(layout_of(self.definition), FoundRows.of(keys, rows), self._all_names)
 
     def codes(
-        self, view: View, each: SecondaryIndex, start: bytes = ROW
+        self, view: View, each: SecondaryIndex, start: bytes = ROW, rows: int = SCAN_ROWS
     ) -> Iterator[tuple[BinaryColumn, BinaryColumn]]:
-        """Keys of the rows of a view from ``start`` on, in key order, and the codes of their columns.
+        """Keys of the rows of a view from ``start`` on, in key order, and the codes of their columns; some at a time.
 
         Raises:
             CorruptData: A row is damaged.
         """
-        names, layout = self._names[each.index_id], layout_of(self.definition)
-        for chunk in view.found(SCAN_ROWS, start):
-            # Copied, since rows may lie in memory that the next ones are read into.
-            yield chunk.keys().moved(), codes_of(rows_found(layout, chunk, names).columns)
+        for chunk in view.found(rows, start):
+            yield chunk.keys().moved(), codes_of_found(self.definition, each, chunk)
 
 
 class _Side:
@@ -203,111 +183,26 @@ def columns_of(definition: TableDefinition, index: SecondaryIndex) -> list[str]:
     return [definition.stored.field(number).name for number in index.columns]
 
 
-def make_entries(entries: TableEntries, index: Index, grow: Callable[[], None]) -> None:
-    """Make the entries that an index lacks, of all its rows, and remove those of secondary indexes that are dropped.
-
-    It takes several commits. If it ends early, the next call removes what is not whole, and begins again.
-
-    Args:
-        index: Without an open transaction.
-        grow: Enlarges its map.
+def codes_of_found(definition: TableDefinition, index: SecondaryIndex, rows: FoundRows) -> BinaryColumn:
+    """The code of each row, in memory of its own.
 
     Raises:
         CorruptData: A row is damaged.
-        StoreFull, lmdb.Error: See :meth:`Index.commit`.
     """
-    ids = {each.index_id for each in entries.indexes}
-    with index.view() as view:
-        kept = set(filter(view.has_entries, ids)) | entries.made_to.keys()
-    for id in _records(index).keys() - kept:
-        while id in _records(index):
-            _commit(index, grow, partial(_remove_some, index, id))
-    missing = dict.fromkeys(ids - kept, ROW)
-    entries.made_to |= missing
-    try:
-        while missing.keys() & entries.made_to.keys():
-            make_some_entries(entries, index, grow)
-    finally:
-        for id in missing:
-            entries.made_to.pop(id, None)
+    return codes_of(rows_found(layout_of(definition), rows, columns_of(definition, index)).columns)
 
 
-def make_some_entries(entries: TableEntries, index: Index, grow: Callable[[], None]) -> int:
-    """Make entries of some rows, in one commit, and return of how many; 0 once all are made.
+def entries_of_rows(
+    definition: TableDefinition, index: SecondaryIndex, keys: BinaryColumn, rows: BinaryColumn
+) -> tuple[BinaryColumn, BinaryColumn]:
+    """Keys and values of the entries of some rows, in their order.
 
-    Args:
-        index, grow: See :func:`make_entries`, also for errors.
+    Raises:
+        CorruptData: A row is damaged.
     """
-    for each in entries.indexes:
-        id = each.index_id
-        if id in entries.made_to:
-            (keys, values), following = _some(entries, index, each, entries.made_to[id])
-            count = _records(index).get(id, 0) + len(keys)
-            _commit(index, grow, partial(_put, index, id, keys, values, count, are_whole=not following))
-            if following:
-                entries.made_to[id] = following
-            else:
-                del entries.made_to[id]
-            if keys:
-                return len(keys)
-    return 0
-
-
-def _commit(index: Index, grow: Callable[[], None], change: Callable[[], None]) -> None:
-    """Commit a change of entries; the state of the index stays."""
-    with index.view() as view:
-        state = view.state()
-    while True:
-        try:
-            change()
-            index.commit(state)
-            return
-        except lmdb.MapFullError:
-            index.abort()
-            grow()
-        finally:
-            index.abort()  # without effect after the commit
-
-
-def _records(index: Index) -> dict[int, int]:
-    """How many entries each secondary index has that has any, or a record."""
-    with index.view() as view:
-        return {id: record.entry_count for id, record in view.entries_records().items()}
-
-
-def _remove_some(index: Index, id: int) -> None:
-    with index.view() as view:
-        keys = [key for key, _ in islice(view.entries([between(id, b"", b"")]), REMOVED_AT_A_TIME)]
-    index.move_entries(keys, [], [])
-    if len(keys) < REMOVED_AT_A_TIME:
-        index.forget_entries(id)
-    else:
-        index.note_entries(id, _records(index)[id] - len(keys), are_whole=False)
-
-
-def _some(
-    made: TableEntries, index: Index, each: SecondaryIndex, start: bytes
-) -> tuple[tuple[list[bytes], list[bytes]], bytes]:
-    """Keys and values of entries of rows from a key on, in their order; and the key to go on from, empty at the end."""
-    rows: list[tuple[BinaryColumn, BinaryColumn]] = []
-    count, following = 0, b""
-    # A view of its own for each part: the map can't grow while one is open.
-    with index.scan_view() as view:
-        for keys, codes in made.codes(view, each, start):
-            rows.append((codes, keys))
-            count += len(keys)
-            if count >= BUILD_ROWS:
-                following = keys[-1] + b"\0"
-                break
-    if not rows:
-        return ([], []), b""
-    entries, values = in_order(each.index_id, *map(concatenate, zip(*rows, strict=True)))
-    return (entries.to_list(), values.to_list()), following
-
-
-def _put(index: Index, id: int, keys: Sequence[bytes], values: Sequence[bytes], count: int, *, are_whole: bool) -> None:
-    index.move_entries([], keys, values)
-    index.note_entries(id, count, are_whole=are_whole)
+    if not len(keys):
+        return BinaryColumn.from_list([]), BinaryColumn.from_list([])
+    return in_order(index.index_id, codes_of_found(definition, index, FoundRows.of(keys, rows)), keys)
 
 
 def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
@@ -319,7 +214,7 @@ def different_entries(definition: TableDefinition, view: View) -> Iterator[str]:
     counts: dict[int, int] = {}
     sums: dict[int, int] = {}
     pairs = view.entries([(ENTRIES, ROW)])
-    while some := list(islice(pairs, BUILD_ROWS)):
+    while some := list(islice(pairs, CHECKED_AT_A_TIME)):
         for id, group in groupby(some, lambda pair: index_of(*pair)):
             _add(counts, sums, id, list(group))
     records = view.entries_records()

@@ -12,17 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.index.found_rows import FoundRows
 from kvstore.index.index import Layer
-from kvstore.indexing.entries import columns_of, in_order
+from kvstore.indexing.entries import entries_of_rows
 from kvstore.memtable.layers import MADE_BYTES
 from kvstore.memtable.run import FEW_KEYS, Run
 from kvstore.meta.state import TableDefinition
-from kvstore.request.native_rows import rows_found
-from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
-from logformat.rows.entries import codes_of, row_keys_of
+from logformat.rows.entries import row_keys_of
 
 
 class NewerEntries:
@@ -67,12 +64,7 @@ def entries_of_layer(layer: Layer, definition: TableDefinition, index: Secondary
         pairs = list(layer.items())
         keys, rows = (BinaryColumn.from_list([pair[side] for pair in pairs]) for side in (0, 1))
     places = np.flatnonzero(rows.lengths > 0)
-    if not len(places):
-        return Run.of([], [])
-    keys = keys.take(places)
-    rows_of_layer = FoundRows.of(keys, rows.take(places))
-    columns = rows_found(layout_of(definition), rows_of_layer, columns_of(definition, index)).columns
-    return Run(*in_order(index.index_id, codes_of(columns), keys))
+    return Run(*entries_of_rows(definition, index, keys.take(places), rows.take(places)))
 
 
 def _places(run: Run, ranges: Sequence[tuple[bytes, bytes]]) -> list[range]:

@@ -19,7 +19,7 @@ from kvstore.indexing.newer import NewerEntries
 from kvstore.memtable.memtable import Memtable, Published
 from kvstore.meta.state import TableDefinition
 from kvstore.request.row_layout import layout_of
-from logformat.rows.entries import CODE_BYTES_MAX, between, entries_prefix, length_of, row_key_of
+from logformat.rows.entries import CODE_BYTES_MAX, LENGTHS, between, entries_prefix, row_key_of
 from logformat.rows.few.single_row import encoder_of
 from logformat.rows.keys import ROW
 
@@ -107,7 +107,7 @@ class SingleSearches:
         start = head + code[:CODE_BYTES_MAX]
         is_short = len(code) <= CODE_BYTES_MAX
         # No entry that begins with a short code has another value, and most have the row's key after it.
-        its_length, after_code = length_of(code) if is_short else None, len(start)
+        its_length, after_code = LENGTHS[len(code)] if is_short else None, len(start)
         is_first_enough = most == 1 and is_short and self._are_keys_numbers
 
         def look(transaction: Transaction, published: Published) -> list[tuple[bytes, bytes]] | None:

@@ -113,7 +113,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "kv_encode": (_INT, _A, _A, _A, _N, *[_A] * 3, _N, *[_A] * 4),
     "kv_rows": (_INT, *[_A] * 4, _N, _A, _N, *[_A] * 9, _N, *[_A] * 4),
     "kv_entries": (_INT, ctypes.c_char_p, _N, *[_A] * 4, _N, *[_A] * 6),
-    "kv_merge": (_N, _A, _A, _A),
+    "kv_merge": (_N, _A, _N, *[_A] * 5),
     "kv_places": (None, _A, _A, _N, _A, _A, _N, _A),
     "kv_changes": (_INT, *[_A] * 3, _N),
 }

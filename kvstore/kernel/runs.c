@@ -1,23 +1,108 @@
-/* Runs: sorted keys, each once, and a row of each (kvstore/memtable/run.py). Brings two together, and finds keys.
+/* Brings sorted runs together, and finds keys in one: kvstore/memtable/run.py.
  *
- * - Where both have a key, the row of the newer run stays.
- * - Results have room for all of both; nothing else is written.
+ * - The keys of a run are sorted, each is there once; there is at least one. No key begins with another.
+ * - Of a key that several runs have, the row of the last one of them counts.
+ * - The next key of each run is in a heap; the number beside it decides most comparisons.
  * - No function keeps anything, allocates, or calls Python.
  */
 
 #include "common.h"
 
-/* kvstore/kernel/runs.py has the same. Where each key and row begins, and where the last one ends. */
 typedef struct {
-    const u8 *keys, *rows;
-    const i64 *key_ends, *row_ends;
-    u64 count;
+    const u8 *keys;
+    const i64 *key_ends; /* where each begins, and where the last one ends */
+    const u8 *rows;
+    const i64 *row_ends;
+    u64 count, place; /* of the key that comes next */
 } run_t;
 
+/* The next key of a run. */
 typedef struct {
-    u8 *keys, *rows;
-    i64 *key_ends, *row_ends;
-} target_t;
+    u64 number; /* its bytes after those that all keys have in common */
+    const u8 *key;
+    u64 bytes, run;
+} head_t;
+
+static u64 common_of(const u8 *one, u64 bytes, const u8 *other, u64 others) {
+    u64 at = 0;
+    while (at < bytes && at < others && one[at] == other[at])
+        at++;
+    return at;
+}
+
+static inline head_t head_of(const run_t *runs, u64 run, u64 common) {
+    const run_t *of = &runs[run];
+    const u8 *key = of->keys + of->key_ends[of->place];
+    u64 bytes = (u64)(of->key_ends[of->place + 1] - of->key_ends[of->place]), number = 0;
+    if (common + sizeof number <= bytes)
+        number = big_endian(key + common);
+    else
+        for (u64 nth = common; nth < common + sizeof number; nth++)
+            number = number << 8 | (nth < bytes ? key[nth] : 0);
+    return (head_t){number, key, bytes, run};
+}
+
+static inline int compare(const head_t *one, const head_t *other) {
+    int order = order_of(one->number, other->number);
+    return order ? order : compare_bytes(one->key, (u32)one->bytes, other->key, (u32)other->bytes);
+}
+
+static inline int is_before(const head_t *one, const head_t *other) {
+    int order = compare(one, other);
+    return order ? order < 0 : one->run < other->run;
+}
+
+/* Put a head where it belongs, from a place of the heap on downwards. */
+static void sift(head_t *heap, u64 count, u64 place, head_t head) {
+    for (u64 below; (below = 2 * place + 1) < count; place = below) {
+        if (below + 1 < count && is_before(&heap[below + 1], &heap[below]))
+            below++;
+        if (!is_before(&heap[below], &head))
+            break;
+        heap[place] = heap[below];
+    }
+    heap[place] = head;
+}
+
+/* One run of several.
+ *
+ * heap      room for a head of each
+ * keys      room for all of their keys; key_ends for their number and one more; so have rows and row_ends
+ *
+ * Returns the number of different keys. */
+EXPORT u64 kv_merge(run_t *runs, u64 count, head_t *heap, u8 *keys, i64 *key_ends, u8 *rows, i64 *row_ends) {
+    const u8 *first = runs[0].keys + runs[0].key_ends[0];
+    u64 common = (u64)(runs[0].key_ends[1] - runs[0].key_ends[0]), found = 0;
+    for (u64 run = 0; run < count; run++) {
+        const i64 *ends = runs[run].key_ends, *last = ends + runs[run].count - 1;
+        u64 of_first = common_of(first, common, runs[run].keys + ends[0], (u64)(ends[1] - ends[0]));
+        common = common_of(first, of_first, runs[run].keys + last[0], (u64)(last[1] - last[0]));
+    }
+    for (u64 run = count; run--;)
+        heap[run] = head_of(runs, run, common);
+    for (u64 place = count; place--;)
+        sift(heap, count, place, heap[place]);
+    key_ends[0] = row_ends[0] = 0;
+    head_t before = {0};
+    while (count) {
+        head_t head = heap[0];
+        run_t *run = &runs[head.run];
+        i64 start = run->row_ends[run->place], bytes = run->row_ends[run->place + 1] - start;
+        if (!found || compare(&before, &head)) {
+            memcpy(keys + key_ends[found], head.key, head.bytes);
+            key_ends[found + 1] = key_ends[found] + (i64)head.bytes;
+            found++;
+        }
+        memcpy(rows + row_ends[found - 1], run->rows + start, (u64)bytes);
+        row_ends[found] = row_ends[found - 1] + bytes;
+        before = head;
+        if (++run->place < run->count)
+            sift(heap, count, 0, head_of(runs, head.run, common));
+        else if (--count)
+            sift(heap, count, 0, heap[count]);
+    }
+    return found;
+}
 
 /* Keys: where each begins, and where the last one ends. */
 typedef struct {
@@ -29,36 +114,6 @@ static inline int order_at(const keys_t *one, u64 nth, const keys_t *other, u64 
     i64 first = one->ends[nth], second = other->ends[at];
     return compare_bytes(one->flat + first, (u32)(one->ends[nth + 1] - first), other->flat + second,
                          (u32)(other->ends[at + 1] - second));
-}
-
-static inline i64 copied(u8 *to, i64 end, const u8 *from, const i64 *ends, u64 nth) {
-    u64 bytes = (u64)(ends[nth + 1] - ends[nth]);
-    memcpy(to + end, from + ends[nth], bytes);
-    return end + (i64)bytes;
-}
-
-static inline void take(const run_t *run, u64 nth, const target_t *target, u64 at) {
-    target->key_ends[at + 1] = copied(target->keys, target->key_ends[at], run->keys, run->key_ends, nth);
-    target->row_ends[at + 1] = copied(target->rows, target->row_ends[at], run->rows, run->row_ends, nth);
-}
-
-/* Returns the number of different keys. */
-EXPORT u64 kv_merge(const run_t *older, const run_t *newer, const target_t *target) {
-    keys_t old_keys = {older->keys, older->key_ends}, new_keys = {newer->keys, newer->key_ends};
-    u64 count = 0, old = 0, new = 0;
-    target->key_ends[0] = target->row_ends[0] = 0;
-    while (old < older->count && new < newer->count) {
-        int order = order_at(&old_keys, old, &new_keys, new);
-        /* No branch: the processor can't foresee which is next. */
-        take(order < 0 ? older : newer, order < 0 ? old : new, target, count++);
-        old += order <= 0;
-        new += order >= 0;
-    }
-    while (old < older->count)
-        take(older, old++, target, count++);
-    while (new < newer->count)
-        take(newer, new++, target, count++);
-    return count;
 }
 
 /* The place of each asked key among the keys of a run, -1 if it is not there.

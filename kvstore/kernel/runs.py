@@ -1,39 +1,38 @@
-"""Runs of rows: brings two together, and finds keys in one, in one call: ``runs.c``."""
+"""Brings sorted runs of keys and rows together, and finds keys in one: ``runs.c``, which has the invariants."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvstore.kernel.writes import address_of
-from logformat.binary_column import WORD, BinaryColumn
+from logformat.binary_column import BinaryColumn
 
-Columns: TypeAlias = tuple[BinaryColumn, BinaryColumn]
-"""Keys, sorted and each once; and a row of each."""
-_RUN_WORDS = 5
+_HEAD_WORDS = 4
 
 
-def merge(kernel: ctypes.CDLL, older: Columns, newer: Columns) -> Columns:
-    """The rows of both; of a key that both have, the newer one."""
-    words: list[int] = []
-    kept = []  # until the end
-    for run in (older, newer):
-        parts = [np.ascontiguousarray(part) for part in (run[0].flat, run[1].flat, run[0].offsets, run[1].offsets)]
-        words += [*map(address_of, parts), len(run[0])]
-        kept.append(parts)
-    room = len(older[0]) + len(newer[0]) + 1
-    keys, rows = (
-        np.empty(_bytes_of(one) + _bytes_of(other), np.uint8) for one, other in zip(older, newer, strict=True)
+def merged(kernel: ctypes.CDLL, runs: Sequence[tuple[BinaryColumn, BinaryColumn]]) -> tuple[BinaryColumn, BinaryColumn]:
+    """Keys of all runs, sorted, each once, and of each the row of the last run that has it.
+
+    Args:
+        runs: Keys and rows of each; none is empty.
+    """
+    arrays = [[np.ascontiguousarray(each) for c in run for each in (c.flat, c.offsets)] for run in runs]
+    table = np.array([[*map(address_of, run), len(run[1]) - 1, 0] for run in arrays], np.uint64)
+    sizes = [sum(int(run[nth][-1] - run[nth][0]) for run in arrays) for nth in (1, 3)]
+    flats = [np.empty(size, np.uint8) for size in sizes]
+    count = sum(len(keys) for keys, _ in runs)
+    numbers = np.empty((2, count + 1), np.int64)
+    heap = np.empty(_HEAD_WORDS * len(runs), np.uint64)
+    addresses = [address_of(array) for array in (flats[0], numbers[0], flats[1], numbers[1])]
+    found = kernel.kv_merge(address_of(table), len(runs), address_of(heap), *addresses)
+    widths = [{run[side].width for run in runs} for side in (0, 1)]
+    return (
+        BinaryColumn(flats[0], numbers[0, : found + 1], widths[0].pop() if len(widths[0]) == 1 else None),
+        BinaryColumn(flats[1], numbers[1, : found + 1], widths[1].pop() if len(widths[1]) == 1 else None),
     )
-    ends = np.empty((2, room), np.int64)
-    given = np.array([*words, address_of(keys), address_of(rows), *(map(address_of, ends))], np.uint64)
-    address = address_of(given)
-    count = kernel.kv_merge(address, address + _RUN_WORDS * WORD, address + 2 * _RUN_WORDS * WORD)
-    key_ends, row_ends = (each[: count + 1] for each in ends)
-    width = older[0].width if older[0].width == newer[0].width else None
-    return BinaryColumn(keys, key_ends, width), BinaryColumn(rows, row_ends)
 
 
 def places(kernel: ctypes.CDLL, keys: BinaryColumn, asked: BinaryColumn) -> np.ndarray:
@@ -48,7 +47,3 @@ def places(kernel: ctypes.CDLL, keys: BinaryColumn, asked: BinaryColumn) -> np.n
     flat, ends, asked_flat, asked_ends = map(address_of, parts)
     kernel.kv_places(flat, ends, len(keys), asked_flat, asked_ends, len(asked), address_of(found))
     return found
-
-
-def _bytes_of(column: BinaryColumn) -> int:
-    return int(column.offsets[-1] - column.offsets[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from ctypes import CDLL
 from functools import cached_property
 
 import numpy as np
@@ -232,20 +231,14 @@ def _numbers_after(length: int, keys: BinaryColumn) -> np.ndarray:
 def merged(runs: Sequence[Run]) -> Run:
     """One run of several: of each key the row of the last run that has it."""
     runs = [run for run in runs if len(run)] or list(runs[:1])
-    if (kernel := library.kernel()) is not None:
-        while len(runs) > 1:  # neighbours, so that no row is copied more often than needed
-            pairs = [runs[nth : nth + 2] for nth in range(0, len(runs), 2)]
-            runs = [_pair_merged(kernel, *pair) if len(pair) > 1 else pair[0] for pair in pairs]
     if len(runs) == 1:
         return runs[0]
+    if (kernel := library.kernel()) is not None:
+        return Run(*native_runs.merged(kernel, [(run.keys, run.rows) for run in runs]))
     keys, rows = (binary_column.concatenate(columns) for columns in zip(*((r.keys, r.rows) for r in runs), strict=True))
     order, differs = in_order(keys)
     lasts = order[np.append(differs, True)]
     return Run(keys.take(lasts), rows.take(lasts))
-
-
-def _pair_merged(kernel: CDLL, older: Run, newer: Run) -> Run:
-    return Run(*native_runs.merge(kernel, (older.keys, older.rows), (newer.keys, newer.rows)))
 
 
 def found_over(

@@ -374,15 +374,17 @@ class StoreRuntime:
         Args:
             progress: Called with the number of rows of which entries are made, and about of all.
         """
-        handles, done = self.open_table(definition).handles, 0
+        handles, done, halves = self.open_table(definition).handles, 0, 0
 
         def report(made: int) -> None:
             progress(made, max(made, sum(each.state().row_count for each in handles)))
 
         for handle in handles:
-            while made := handle.writer().committer.make_some_entries():
-                done += made
-                report(done)
+            while (worked := handle.writer().committer.make_some_entries()) is not None:
+                halves += worked  # each row is read, and then its entry is stored
+                if done < halves // 2:
+                    done = halves // 2
+                    report(done)
         if done < (total := sum(each.state().row_count for each in handles)):
             report(total)  # rows in memory get theirs as they are merged
 

@@ -376,11 +376,12 @@ class Reading:
 
     def found_one(self, columns: Mapping[str, Any]) -> dict[str, Any] | Unknown | None:
         """The row of :meth:`ReadTable.find_one`, if it can be found without Arrow."""
-        definition = self.keyed()
-        searches = self._searches_for(definition, columns)
-        if searches is None:
+        definition, searches = self._single_searches()
+        if len(columns) != 1:
             return UNKNOWN
         [(column, value)] = columns.items()
+        if not searches[0].serves(column, value):
+            return UNKNOWN
         at_once = self._found_at_once(searches[0], column, value, 1)
         if at_once is not UNKNOWN:
             return at_once[0] if at_once else None
@@ -395,10 +396,12 @@ class Reading:
 
     def found_few(self, columns: Mapping[str, Any]) -> pa.Table | None:
         """The rows of :meth:`ReadTable.find`, if there are few and they can be found without Arrow."""
-        searches = self._searches_for(self.keyed(), columns)
-        if searches is None or not searches[0].makes_tables:
+        _, searches = self._single_searches()
+        if len(columns) != 1 or not searches[0].makes_tables:
             return None
         [(column, value)] = columns.items()
+        if not searches[0].serves(column, value):
+            return None
         rows = self._found_at_once(searches[0], column, value, FEW_KEYS)
         return None if rows is UNKNOWN else searches[0].table_of(rows)
 
@@ -416,15 +419,13 @@ class Reading:
             self.current()  # a dropped table or closed store is the cause to report
             return UNKNOWN  # perhaps the bucket was given to another process; else the general way says what it is
 
-    def _searches_for(self, definition: TableDefinition, columns: Mapping[str, Any]) -> list[SingleSearches] | None:
-        """The searches in each bucket, if they serve a value of one column."""
-        if len(columns) != 1:
-            return None
-        searches = self._searches
+    def _single_searches(self) -> tuple[TableDefinition, list[SingleSearches]]:
+        """The current definition, and the searches in each bucket by it; raises what :meth:`keyed` raises."""
+        definition, searches = self.current(), self._searches
         if searches is None or searches[0] is not definition:
+            self.keyed_in(definition)
             self._searches = searches = definition, [SingleSearches(definition) for _ in self.handles]
-        [(column, value)] = columns.items()
-        return searches[1] if searches[1][0].serves(column, value) else None
+        return searches
 
     def found(self, definition: TableDefinition, conditions: Sequence[Condition]) -> pa.Table:
         """Rows that meet all conditions, by a secondary index if one helps; see :meth:`ReadTable.find`."""

@@ -40,7 +40,8 @@ _LENGTH = struct.Struct("<H")
 _HEAD_BYTES = len(ENTRIES) + _ID.size
 _ROOM = KEY_BYTES_MAX - _HEAD_BYTES + len(ROW)
 """For code and key together, of which the first byte of the key is left out."""
-_LENGTHS = [_LENGTH.pack(length) for length in range(KEY_BYTES_MAX + 1)]
+LENGTHS = [_LENGTH.pack(length) for length in range(KEY_BYTES_MAX + 1)]
+"""Values of the entries of codes of 0, 1 and more bytes, if the row's key follows the code in the entry."""
 _KEYS = KeyCodec([])
 _LAST = 255
 _NEXT = [bytes([number + 1]) for number in range(_LAST)]
@@ -67,11 +68,6 @@ def entries_prefix(index_id: int) -> bytes:
     return ENTRIES + _ID.pack(index_id)
 
 
-def length_of(code: bytes) -> bytes:
-    """Value of the entry of a short code, if the row's key follows it in the entry."""
-    return _LENGTHS[len(code)]
-
-
 def codes_of(columns: Sequence[pa.Array]) -> BinaryColumn:
     """The code of each row of some columns; none is a proper prefix of another.
 
@@ -94,12 +90,12 @@ def entries_of(index_id: int, codes: Sequence[bytes], keys: Sequence[bytes]) -> 
     head = entries_prefix(index_id)
     pairs = list(zip(codes, keys, strict=True))
     if all(len(code) + len(key) <= _ROOM for code, key in pairs):
-        return [head + code + key[1:] for code, key in pairs], [_LENGTHS[len(code)] for code in codes]
+        return [head + code + key[1:] for code, key in pairs], [LENGTHS[len(code)] for code in codes]
     entries, values = [], []
     for code, key in pairs:
         if len(code) + len(key) <= _ROOM:
             entries.append(head + code + key[1:])
-            values.append(_LENGTHS[len(code)])
+            values.append(LENGTHS[len(code)])
         else:
             digest = hashlib.sha256(code + key).digest()[:_DIGEST_BYTES]
             entries.append(head + code[:CODE_BYTES_MAX] + digest)

@@ -24,7 +24,7 @@ import pyarrow as pa
 import kvstore
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed, StoreError
-from kvstore.indexing import entries
+from kvstore.indexing import building
 from kvstore.memtable import memtable
 from kvstore.meta.journal import Journal
 from kvstore.meta.leadership import CatalogLeadership
@@ -48,7 +48,7 @@ BOTH_WAYS = mock.patch.object(encoded, "ROWS_MAX", SMALL_ROWS_MAX)
 """While it lasts, larger batches are no small writes, so that some go either way."""
 SMALL_SLICES = mock.patch.multiple(memtable, SLICE_ROWS=3, SLICE_ROWS_MAX=5)
 """While it lasts, a merge of more than five rows takes several transactions, so that some are left halfway."""
-SMALL_PARTS = mock.patch.multiple(entries, SCAN_ROWS=2, BUILD_ROWS=4, REMOVED_AT_A_TIME=4)
+SMALL_PARTS = mock.patch.multiple(building, BUILD_ROWS=4, RUN_ROWS=8, REMOVED_AT_A_TIME=4)
 """While it lasts, entries of more than four rows are made and removed in several transactions."""
 
 SETTINGS = {

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
-from kvstore.indexing import entries, find
+from kvstore.indexing import building, find
 from kvstore.testing.model import Row
 from tests.conftest import OpenStore
 from tests.indexing.counted import entries_read
@@ -305,8 +305,9 @@ def test_values_that_do_not_fit_are_refused(store: kvstore.Store) -> None:
 
 
 def test_many_rows_are_made_and_moved(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entries, "BUILD_ROWS", 700)
-    monkeypatch.setattr(entries, "REMOVED_AT_A_TIME", 300)
+    monkeypatch.setattr(building, "BUILD_ROWS", 700)
+    monkeypatch.setattr(building, "RUN_ROWS", 1400)
+    monkeypatch.setattr(building, "REMOVED_AT_A_TIME", 300)
     table = store.create_table("t", SCHEMA, "id")
     table.upsert([{"id": number, "mail": f"{number % 50}", "age": number % 9} for number in range(5000)])
     store.create_index("t", "by_mail", "mail")
