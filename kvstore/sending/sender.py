@@ -69,8 +69,9 @@ SEEN_MAX, SEEN_BYTES_MAX = 1024, 1024
 """Of how many keys a sender remembers what was stored, and of how many bytes each."""
 CONFLICTS_MAX = 1
 """How often a condition is decided again before the owner is asked to wait for its request."""
+TICK_SECONDS = 0.25
+"""How long a thread waits at most before it looks again."""
 _HINT_SECONDS = 0.5
-_TICK_SECONDS = 0.25
 _RECEIVED_BYTES = 1 << 16
 
 
@@ -226,7 +227,7 @@ class Sender:
         with self._mutex:
             self._is_closed = True
             while self._sent:
-                self._changed.wait(_TICK_SECONDS)
+                self._changed.wait(TICK_SECONDS)
             link, thread = self._link, self._thread
             if link is not None:
                 _shut(link.socket)
@@ -287,7 +288,7 @@ class Sender:
         if kind is not Kind.WELCOME:
             connection.close()
             return None
-        _give_up_after(connection, _TICK_SECONDS, ANSWER_SECONDS)
+        _give_up_after(connection, TICK_SECONDS, ANSWER_SECONDS)
         return connection
 
     # Sending
@@ -499,7 +500,7 @@ class Sender:
         """Take answers that no caller receives; see after a while whether the connection has ended."""
         with self._mutex:
             if not self._sent or self._receiving.locked():
-                self._left.wait(_TICK_SECONDS)
+                self._left.wait(TICK_SECONDS)
         if not self._receiving.locked():
             with self._receiving:
                 if self._sent or link.has_ended():
@@ -710,10 +711,10 @@ class Sender:
 
     def _pause(self) -> None:
         with self._mutex:
-            self._changed.wait(_TICK_SECONDS)
+            self._changed.wait(TICK_SECONDS)
 
     def _wait(self) -> None:
-        self._changed.wait(_TICK_SECONDS)
+        self._changed.wait(TICK_SECONDS)
         check_caller()
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,11 +40,21 @@ def owner(store_path: Path) -> Iterator[Child]:
 @pytest.fixture
 def _never_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sender's thread looks only when it is woken: an answer that is left to it silently is never seen."""
-    monkeypatch.setattr(sender, "_TICK_SECONDS", SECONDS)
+    monkeypatch.setattr(sender, "TICK_SECONDS", SECONDS)
 
 
-def sender_of(table: kvstore.Table) -> Any:
-    return table.bucket(0).handle._other
+def is_receiving() -> bool:
+    """Whether the main thread waits for an answer."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_code.co_filename == sender.__file__ and frame.f_code.co_name == "frames":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def is_sending() -> bool:
+    return any(thread.name == "kvstore-sending" for thread in threading.enumerate())
 
 
 def write_numbered(table: kvstore.Table, keys: range) -> None:
@@ -91,12 +101,11 @@ def test_ctrl_c_ends_the_wait_of_a_caller_and_what_it_sent_is_written_once(owner
         with kvstore.open(store_path) as store:
             table = store.table("t")
             table.upsert({"k": 1, "v": "met", "n": 0})
-            sends = sender_of(table)
             for n in range(3):
                 owner.stop()
 
                 def interrupt() -> None:
-                    wait_until(lambda: sends._sent and sends._receiving.locked())
+                    wait_until(is_receiving)
                     os.kill(os.getpid(), signal.SIGINT)
 
                 thread = threading.Thread(target=interrupt)
@@ -117,7 +126,8 @@ def test_the_end_of_an_owner_is_seen_while_nothing_is_sent(owner: Child, store_p
     with kvstore.open(store_path) as store:
         table = store.table("t")
         table.upsert({"k": 1, "v": "met", "n": 0})
+        assert is_sending()
         owner.kill()
-        wait_until(lambda: not sender_of(table).is_met)
+        wait_until(lambda: not is_sending())
         table.upsert({"k": 2, "v": "own", "n": 0})
         assert table.bucket(0).handle.writes
