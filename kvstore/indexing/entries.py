@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import groupby, islice
 from operator import attrgetter, or_
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,18 @@ from logformat.checksum import key_sums, mix
 from logformat.rows.entries import ENTRIES, FEW, codes_of, entries_in_order, entries_prefix, index_of
 from logformat.rows.keys import ROW
 
-if TYPE_CHECKING:
-    from kvstore.indexing.building import UnfinishedEntries
-
 SCAN_ROWS = 1 << 15
 CHECKED_AT_A_TIME = 1 << 16
+
+
+class Unfinished(Protocol):
+    """Entries of one secondary index while they are made; see :mod:`kvstore.indexing.building`."""
+
+    def note_removed(self, entries: BinaryColumn) -> None:
+        """Note that a merge removes entries, of rows that may have been read."""
+
+    def go_on(self, made: TableEntries, index: Index, grow: Callable[[], None]) -> int:
+        """Read some rows, or else store some entries, and return of how many."""
 
 
 class TableEntries:
@@ -48,7 +55,7 @@ class TableEntries:
     def __init__(self, definition: TableDefinition) -> None:
         self.definition = definition
         self.indexes = definition.indexes
-        self.unfinished: dict[int, UnfinishedEntries] = {}
+        self.unfinished: dict[int, Unfinished] = {}
         self._names = {each.index_id: columns_of(definition, each) for each in self.indexes}
         self._all_names = list(dict.fromkeys(name for names in self._names.values() for name in names))
         self._bits = tuple((name, 1 << nth) for nth, name in enumerate(self._all_names))
