@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import lmdb
 
@@ -62,58 +63,47 @@ def open_for_writing(
     """
     with shortages(bucket.index):
         memory = Budget(options.memtable_bytes) if budget is None else budget
-        return _opened(bucket, definition, options, files, clock, memory, is_merged)
+        files.verify(bucket.directory)  # what is found here is this bucket's
+        index = usable_index(bucket, options, files)
+        try:
+            snapshot.sweep(bucket.directory, files)
+            files.remove_tree(bucket.directory / OLD)
+            if index is not None:
+                index.environment.show_last_commit()  # its state and the replayed changes belong to one moment
+            state = _state_of(index) if index is not None else None
+            end = log_recovery.prepare(bucket.log, bucket.identity, _durable_end(bucket, state), files)
+        except BaseException:
+            if index is not None:
+                index.close()
+            raise
+        log = Log(bucket.log, bucket.identity, end, files, segment_bytes_max=options.segment_bytes_max)
+        try:
+            if index is not None and state is not None and state.applied_offset > end.offset:
+                # The index was committed, and then the log lost these changes, which were never durable.
+                index.close()
+                index = None
+            while True:
+                if is_new := index is None:
+                    _build(bucket, definition, log, options, files, clock, memory)
+                    index = _index_at(bucket.index, options, files)
+                assert index is not None
+                try:
+                    path = WritePath(definition, index, log, clock)
+                    return _recovered(path, bucket, memory, files, is_merged=is_merged)
+                except DAMAGE:
+                    if is_new:
+                        raise
+                    index.close()
+                    index = None
+        except BaseException:
+            log.close()
+            if index is not None:
+                index.close()
+            raise
 
 
 open_merged = partial(open_for_writing, is_merged=True)
 """For copies that no user writes."""
-
-
-def _opened(
-    bucket: BucketPaths,
-    definition: TableDefinition,
-    options: StoreOptions,
-    files: Files,
-    clock: Clock,
-    memory: Budget,
-    is_merged: bool,
-) -> WritePath:
-    files.verify(bucket.directory)  # what is found here is this bucket's
-    index = usable_index(bucket, options, files)
-    try:
-        snapshot.sweep(bucket.directory, files)
-        files.remove_tree(bucket.directory / OLD)
-        if index is not None:
-            index.environment.show_last_commit()  # its state and the replayed changes belong to one moment
-        state = _state_of(index) if index is not None else None
-        end = log_recovery.prepare(bucket.log, bucket.identity, _durable_end(bucket, state), files)
-    except BaseException:
-        if index is not None:
-            index.close()
-        raise
-    log = Log(bucket.log, bucket.identity, end, files, segment_bytes_max=options.segment_bytes_max)
-    try:
-        if index is not None and state is not None and state.applied_offset > end.offset:
-            # The index was committed, and then the log lost these changes, which were never durable.
-            index.close()
-            index = None
-        while True:
-            if is_new := index is None:
-                _build(bucket, definition, log, options, files, clock, memory)
-                index = Index(open_environment(bucket.index, files, map_bytes=options.map_bytes, has_databases=False))
-            assert index is not None
-            try:
-                return _recovered(WritePath(definition, index, log, clock), bucket, memory, files, is_merged=is_merged)
-            except DAMAGE:
-                if is_new:
-                    raise
-                index.close()
-                index = None
-    except BaseException:
-        log.close()
-        if index is not None:
-            index.close()
-        raise
 
 
 def is_at_end(bucket: BucketPaths, state: IndexState, files: Files) -> bool:
@@ -130,7 +120,7 @@ def is_at_end(bucket: BucketPaths, state: IndexState, files: Files) -> bool:
 def usable_index(bucket: BucketPaths, options: StoreOptions, files: Files) -> Index | None:
     """The index if it can be read; it is derived data, so damage to it loses nothing."""
     try:
-        index = Index(open_environment(bucket.index, files, map_bytes=options.map_bytes, has_databases=False))
+        index = _index_at(bucket.index, options, files)
     except (FileNotFoundError, CorruptData):
         return None
     try:
@@ -229,7 +219,7 @@ def put_in_place(bucket: BucketPaths, files: Files) -> None:
 def _unfinished_index(bucket: BucketPaths, options: StoreOptions, files: Files) -> Index:
     unfinished = bucket.directory / paths.REBUILT_INDEX
     files.remove_tree(unfinished)
-    index = Index(open_environment(unfinished, files, map_bytes=options.map_bytes, create=True, has_databases=False))
+    index = _index_at(unfinished, options, files, create=True)
     try:
         index.commit(IndexState(bucket.identity.table_id, bucket.identity.bucket_id))
     except BaseException:
@@ -312,3 +302,7 @@ def replay_start(state: IndexState, log: LogFiles) -> LogEnd:
 def _state_of(index: Index) -> IndexState:
     with index.view() as view:
         return view.state()
+
+
+def _index_at(directory: Path, options: StoreOptions, files: Files, *, create: bool = False) -> Index:
+    return Index(open_environment(directory, files, map_bytes=options.map_bytes, create=create, has_databases=False))
