@@ -197,8 +197,9 @@ class Leaves:
         looked_at[nodes.firsts] = False
         keys = gather((flat,), nodes.keys[looked_at], nodes.key_bytes[looked_at])
         _check_order(b"", keys)
-        in_first = len(keys) if len(numbers) == 1 else int(nodes.firsts[1]) - 1
-        low = bisect_right(keys, start, 0, in_first)
+        # The branch above gives one page too many, so the range may begin in any of these.
+        not_after = bisect_right(keys, start)
+        low = int(np.flatnonzero(looked_at)[not_after - 1]) if not_after else 0
         high = len(nodes.keys)
         if stop is not None:
             before_last = int(nodes.firsts[-1]) - (len(numbers) - 1)

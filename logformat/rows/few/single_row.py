@@ -208,18 +208,6 @@ def encoder_of(kind: pa.DataType) -> Encode:
     """Encoder of values of a key's column; None is what the general codec has to encode, or to refuse."""
     python, cell_of = conversion_of(kind)
     code_of_cell = code_of(kind)
-    if pa.types.is_string(kind):
-
-        def encode_text(value: Any) -> bytes | None:
-            try:
-                cell = value.encode() if type(value) is str else None
-            except UnicodeEncodeError:
-                return None
-            if cell is None or b"\0" in cell or b"\1" in cell:
-                return None if cell is None else code_of_cell(cell)
-            return cell + b"\0"  # most have nothing that is escaped
-
-        return encode_text
 
     def encode(value: Any) -> bytes | None:
         try:
