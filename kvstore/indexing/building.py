@@ -29,7 +29,7 @@ from kvstore.disk.files import refusals
 from kvstore.index.index import Index
 from kvstore.indexing.entries import SCAN_ROWS, TableEntries, entries_of_rows, in_order
 from kvstore.memtable.run import Run, merged
-from logformat.binary_column import BinaryColumn, concatenate
+from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
 from logformat.rows.entries import between, row_keys_of
@@ -52,7 +52,7 @@ class UnfinishedEntries:
     def __init__(self, index: SecondaryIndex) -> None:
         self._index = index
         self._read_to: bytes | None = ROW  # None once all rows are read
-        self._waiting: list[tuple[BinaryColumn, BinaryColumn]] = []
+        self._waiting: list[Run] = []
         self._runs: list[Run] = []
         self._places: list[int] = []  # of the entries of each run that are stored next
         self._removed = np.zeros(0, np.uint64)
@@ -68,19 +68,20 @@ class UnfinishedEntries:
 
     def _read(self, made: TableEntries, index: Index) -> int:
         assert self._read_to is not None
-        read: list[tuple[BinaryColumn, BinaryColumn]] = []
-        count, following = 0, None
+        read: list[Run] = []
+        id, count, following = self._index.index_id, 0, None
         # A view of its own for each part: the map can't grow while one is open.
         with index.scan_view() as view:
             for keys, codes in made.codes(view, self._index, self._read_to, min(SCAN_ROWS, BUILD_ROWS)):
-                read.append((codes, keys))
+                # Codes may be far longer than their entries, and what makes these needs more memory than they do.
+                read.append(Run(*(column.copied() for column in in_order(id, codes, keys))))
                 count += len(keys)
                 if count >= BUILD_ROWS:
                     following = keys[-1] + b"\0"
                     break
         waiting = [*self._waiting, *read]
-        if waiting and (following is None or sum(len(keys) for _, keys in waiting) >= RUN_ROWS):
-            run = Run(*in_order(self._index.index_id, *map(concatenate, zip(*waiting, strict=True))))
+        if waiting and (following is None or sum(map(len, waiting)) >= RUN_ROWS):
+            run = merged(waiting)
             if following is not None or self._runs:
                 run = _in_file(run, index.environment.directory)
             self._runs.append(run)

@@ -75,9 +75,11 @@ def advice_of(table: str, buckets: Iterable[Merges], available: int | None, *, c
     rows, pages = sum(each.rows for each in merges), sum(each.pages for each in merges)
     if not rows or pages <= PAGES_A_ROW_MAX * rows:
         return None
-    needed = _memory(merges)
+    needed, taken = _memory(merges), sum(2 * each.bytes // each.count for each in merges)
     share = 1.0 if available is None else min(1.0, available // MEMORY_PARTS / needed)
     setting = max(int(needed * share) // ROUND_BYTES, 1) * ROUND_BYTES
+    if min(needed * share, setting) <= taken:  # such as of rows that are larger than a page, or have many entries
+        return None
     then = pages_a_row(1000, int(1000 * ROWS_A_PAGE * setting / needed))
     if pages < GAIN_MIN * then * rows:
         return None

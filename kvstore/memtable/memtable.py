@@ -141,7 +141,7 @@ class _Merge:
     def _slice(self, count: int, index: Index) -> tuple[Run, bool]:
         """So many of the next rows, taken; and False if there are fewer, because the index has many already."""
         parts: list[Run] = []
-        passed = 0
+        passed = size = 0
         while True:
             run, places = self._rows.next(count, SLICE_BYTES)
             self._rows.taken(places)
@@ -151,7 +151,9 @@ class _Merge:
                 self._is_repeated = len(missing) < len(run)  # else its beginning ended before
                 run = missing
             parts.append(run)
-            is_whole = not self._is_repeated or not self._rows.left or sum(map(len, parts)) >= count
+            size += run.size
+            is_full = size >= SLICE_BYTES or sum(map(len, parts)) >= count
+            is_whole = is_full or not self._is_repeated or not self._rows.left
             if is_whole or passed >= PASSED_ROWS:
                 return merged(parts), is_whole
 

@@ -18,6 +18,7 @@ import kvstore
 from kvstore.errors import InvalidRequest, UniqueViolation, UnsupportedOperation
 from kvstore.memtable import memtable
 from kvstore.memtable.memtable import Memtable
+from kvstore.memtable.run import Run
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from tests.support.clocks import SetClock
@@ -150,3 +151,34 @@ def test_a_table_goes_on_like_one_whose_process_was_never_killed(kind: str, step
         finally:
             for store in [*dead, *stores]:
                 store.close()
+
+
+def test_a_slice_is_no_larger_because_a_merge_was_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every other row that the index has is written again before the kill, so each of its slices is stored in part."""
+    bytes_max, store_slice, sizes = 1000, memtable._Merge._store, list[int]()
+    monkeypatch.setattr(memtable, "SLICE_BYTES", bytes_max)
+
+    def and_measure(self: memtable._Merge, run: Run, *given: Any, **options: Any) -> None:
+        sizes.append(run.size)
+        store_slice(self, run, *given, **options)
+
+    rows = [{"k": k, "v": k, "s": "s" * 100} for k in range(100)]
+    with opened(tmp_path / "store") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(rows)
+        killed(store, tmp_path / "half", 10)
+    with monkeypatch.context() as patch, opened(tmp_path / "half") as store:
+        patch.setattr(Memtable, "merge_slice", lambda *_: True)
+        store.table("t").upsert([row | {"v": -1} for row in rows[::2]])
+        killed(store, tmp_path / "again", 0)
+        patch.undo()
+    monkeypatch.setattr(memtable._Merge, "_store", and_measure)
+    with opened(tmp_path / "again") as store:
+        store.table("t").upsert(rows[:1])
+        store.flush()
+        assert store.table("t").count() == len(rows)
+        assert store.check().ok
+    assert len(sizes) > 5
+    assert max(sizes) < 3 * bytes_max

@@ -22,7 +22,7 @@ from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreFul
 from kvstore.index.index import Index
 from kvstore.indexing import building
 from kvstore.memtable.memtable import Memtable
-from logformat import paths
+from logformat import binary_column, paths
 from logformat.catalog.edits import TableOptions
 from logformat.ids import BucketId, TableId
 from logformat.rows.entries import ENTRIES, between, record_key
@@ -149,6 +149,18 @@ def test_writes_go_on_while_entries_are_made(
             found = {row["id"] for row in table.find(mail=mail).to_pylist()}
             assert found == {row["id"] for row in rows if row["mail"] == mail}
         assert store.check().findings == []
+
+
+def test_values_of_many_rows_may_be_longer_than_a_column_of_arrow(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", COLUMNS, "id")
+    table.upsert([{"id": id, "mail": f"{-id:04}" + 2000 * "m"} for id in range(600)])
+    table.flush()
+    monkeypatch.setattr(building, "SCAN_ROWS", 100)
+    monkeypatch.setattr(binary_column, "_BYTES_MAX", 1 << 19)
+    store.create_index("t", "by_mail", "mail")
+    assert table.find(mail="-077" + 2000 * "m").column("id").to_pylist() == [77]
 
 
 @pytest.mark.usefixtures("_small_parts")

@@ -40,6 +40,13 @@ def test_there_is_no_advice_where_nothing_was_counted_or_rows_write_few_pages() 
         assert advice_of("t", buckets, None, counted=True) is None
 
 
+def test_memory_that_a_table_has_already_is_not_advised() -> None:
+    large_rows = Merges(5500, 10_000 * 5500, 16_500, 11, 21)  # three pages each, which are no leaves
+    assert advice_of("t", [large_rows], None, counted=True) is None
+    entries_too = Merges(1_000_000, 140 * MIB, 3_000_000, 2, 100_000)
+    assert advice_of("t", [entries_too], None, counted=True) is None
+
+
 def test_memory_that_the_machine_has_not_is_not_advised() -> None:
     buckets = [merged(8_000_000, 6_400_000)]
     limited = advice_of("t", buckets, 500 * MIB, counted=True)
