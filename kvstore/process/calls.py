@@ -157,6 +157,10 @@ class Answer(Future[T]):
         super().__init__()
         self._condition = _Condition()
 
+    def cancel(self) -> bool:
+        """False: what was asked goes on, and its answer is given to this future."""
+        return False
+
 
 class Reply(Generic[T]):
     """An answer for which only the thread that asked waits: what it needs of a future, at a fifth of the cost."""

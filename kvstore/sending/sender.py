@@ -463,11 +463,9 @@ class Sender:
 
     def _receive_here(self, link: _Link, sent: Sent) -> None:
         """Take answers until that of a request of this thread is there; another thread goes on if it has to."""
-        if not self._receiving.locked():
-            with self._receiving:
-                while not (sent.answer.done() or link.is_over):
-                    if not undisturbed(self._receive, link):
-                        break
+        while not (sent.answer.done() or link.is_over):
+            if not undisturbed(self._receive_if_free, link):
+                break
         if self._sent or link.is_over:  # only now: what is sent meanwhile counts on the thread that receives
             with self._mutex:
                 self._left.notify()
@@ -505,6 +503,18 @@ class Sender:
             with self._receiving:
                 if self._sent or link.has_ended():
                     self._receive(link)
+
+    def _receive_if_free(self, link: _Link) -> bool:
+        """Take answers that come within a moment; False if another thread has the turn to receive.
+
+        The turn ends with it: a handler of a signal that writes would wait for ever for what it has interrupted.
+        """
+        if not self._receiving.acquire(blocking=False):
+            return False
+        try:
+            return self._receive(link)
+        finally:
+            self._receiving.release()
 
     def _receive(self, link: _Link) -> bool:
         """Take answers that come within a moment, in the turn to receive; True."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import kvstore
+from kvstore.process.signals import undisturbed
 from kvstore.sending import sender
 from tests.sending.writers import create
 from tests.support.processes import Child, Pipe
@@ -131,3 +132,48 @@ def test_the_end_of_an_owner_is_seen_while_nothing_is_sent(owner: Child, store_p
         wait_until(lambda: not is_sending())
         table.upsert({"k": 2, "v": "own", "n": 0})
         assert table.bucket(0).handle.writes
+
+
+@pytest.mark.usefixtures("owner")
+def test_a_handler_that_writes_while_its_program_is_about_to_receive_gets_its_answer(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receives: list[bool] = []
+
+    def interrupted(work: Any, *args: Any) -> bool:
+        if not receives:
+            os.kill(os.getpid(), signal.SIGALRM)
+        return undisturbed(work, *args)
+
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "met", "n": 0})
+
+        def write(*_: object) -> None:
+            receives.append(sender_of(table)._receiving.locked())
+            if not receives[0]:  # else nothing would end its wait
+                table.upsert({"k": 2, "v": "handler", "n": 0})
+
+        before = signal.signal(signal.SIGALRM, write)
+        try:
+            wait_until(lambda: not sender_of(table)._sent and not sender_of(table)._receiving.locked())
+            monkeypatch.setattr(sender, "undisturbed", interrupted)
+            table.upsert({"k": 3, "v": "program", "n": 0})
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        assert receives == [False]
+        assert {row["k"] for row in rows_of(table)} == {-1, 1, 2, 3}
+
+
+@pytest.mark.usefixtures("owner")
+def test_an_answer_to_come_is_not_cancelled(store_path: Path) -> None:
+    """What was sent is written; and the future of one caller must not end the thread that answers all."""
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        for k in range(20):
+            changes = kvstore.Changes.of([("upsert", {"k": k, "v": "s", "n": 0})], table.schema)
+            answer = table.bucket(0).submit(changes)
+            assert not answer.cancel()
+        table.upsert({"k": 20, "v": "s", "n": 0})
+        assert answer.result(SECONDS)
+        assert len(table) == 22
