@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,9 +16,9 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.errors import InvalidRequest, UniqueViolation, UnsupportedOperation
+from kvstore.index.index import Index
 from kvstore.memtable import memtable
 from kvstore.memtable.memtable import Memtable
-from kvstore.memtable.run import Run
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
 from tests.support.clocks import SetClock
@@ -157,12 +157,12 @@ def test_a_slice_is_no_larger_because_a_merge_was_not_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every other row that the index has is written again before the kill, so each of its slices is stored in part."""
-    bytes_max, store_slice, sizes = 1000, memtable._Merge._store, list[int]()
+    bytes_max, put, sizes = 1000, Index.put, list[int]()
     monkeypatch.setattr(memtable, "SLICE_BYTES", bytes_max)
 
-    def and_measure(self: memtable._Merge, run: Run, *given: Any, **options: Any) -> None:
-        sizes.append(run.size)
-        store_slice(self, run, *given, **options)
+    def and_measure(self: Index, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        sizes.append(sum(map(len, values)))
+        put(self, keys, values)
 
     rows = [{"k": k, "v": k, "s": "s" * 100} for k in range(100)]
     with opened(tmp_path / "store") as store:
@@ -174,7 +174,7 @@ def test_a_slice_is_no_larger_because_a_merge_was_not_completed(
         store.table("t").upsert([row | {"v": -1} for row in rows[::2]])
         killed(store, tmp_path / "again", 0)
         patch.undo()
-    monkeypatch.setattr(memtable._Merge, "_store", and_measure)
+    monkeypatch.setattr(Index, "put", and_measure)
     with opened(tmp_path / "again") as store:
         store.table("t").upsert(rows[:1])
         store.flush()
