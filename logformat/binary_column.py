@@ -20,7 +20,7 @@ WORD = 8
 
 _FEW = 128
 """So many strings are separated faster without Arrow."""
-_BYTES_MAX = 2**31 - 1
+COLUMN_BYTES_MAX = 2**31 - 1
 _BINARY = pa.binary()
 _INLINE_MAX = 12
 _VIEW = np.dtype([("length", "<i4"), ("prefix", "<i4"), ("buffer", "<i4"), ("start", "<i4")])
@@ -109,7 +109,7 @@ class BinaryColumn:
         Raises:
             InvalidRequest: The strings are too many for one Arrow column.
         """
-        if self.offsets[-1] > _BYTES_MAX:
+        if self.offsets[-1] > COLUMN_BYTES_MAX:
             raise InvalidRequest("One batch can't hold more than 2 GiB of a column; make it smaller.")
         cuts = pa.py_buffer(self.offsets.astype(np.int32))
         return pa.Array.from_buffers(_BINARY, len(self), [None, cuts, pa.py_buffer(self.flat)])

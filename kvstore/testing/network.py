@@ -132,32 +132,32 @@ class Network:
         requests, self.requests = self.requests, []
         self.exchange(requests)
 
-    def move(self, move: str, number: int) -> None:
+    def move(self, move: str, place: int) -> None:
         """Let one of ``MOVES`` happen; nothing happens if nothing is on its way.
 
         Args:
             move: A word of ``MOVES``.
-            number: Which request or answer, counted from the oldest, and again from it after the newest. For ``flow``
+            place: Which request or answer, counted from the oldest, and again from it after the newest. For ``flow``
                 and ``group``, up to which request.
         """
         if move in ("answer", "forget"):
             if self.replies:
-                reply = self.replies.pop(number % len(self.replies))
+                reply = self.replies.pop(place % len(self.replies))
                 if move == "answer":
                     self.receive(reply)
             return
         if not self.requests:
             return
-        chosen = number % len(self.requests)
+        chosen = place % len(self.requests)
         match move:
             case "carry":
                 self.exchange([self.requests.pop(chosen)])
             case "deliver":
                 self.deliver([self.requests.pop(chosen)])
             case "flow":
-                self.exchange(self._taken(number + 1))
+                self.exchange(self._taken(place + 1))
             case "group":
-                self.deliver(self._taken(number + 1))
+                self.deliver(self._taken(place + 1))
             case "unheard":
                 self.deliver([self.requests.pop(chosen)], lose_answers=True)
             case "lose":

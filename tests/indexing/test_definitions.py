@@ -158,7 +158,7 @@ def test_values_of_many_rows_may_be_longer_than_a_column_of_arrow(
     table.upsert([{"id": id, "mail": f"{-id:04}" + 2000 * "m"} for id in range(600)])
     table.flush()
     monkeypatch.setattr(building, "SCAN_ROWS", 100)
-    monkeypatch.setattr(binary_column, "_BYTES_MAX", 1 << 19)
+    monkeypatch.setattr(binary_column, "COLUMN_BYTES_MAX", 1 << 19)
     store.create_index("t", "by_mail", "mail")
     assert table.find(mail="-077" + 2000 * "m").column("id").to_pylist() == [77]
 
