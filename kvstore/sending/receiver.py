@@ -16,7 +16,7 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -157,8 +157,9 @@ class Receiver:
         woken.setblocking(False)
         connections: dict[int, _Connection] = {}
         try:
-            with closing(select.epoll()) as poller, woken:
-                poller.register(woken, select.EPOLLIN)
+            with woken:
+                poller = select.poll()
+                poller.register(woken, select.POLLIN)
                 while not self._is_closing:
                     self._turn(poller, woken, connections)
         finally:
@@ -172,7 +173,7 @@ class Receiver:
             for each in ended:
                 each.close()
 
-    def _turn(self, poller: select.epoll, woken: socket.socket, connections: dict[int, _Connection]) -> None:
+    def _turn(self, poller: select.poll, woken: socket.socket, connections: dict[int, _Connection]) -> None:
         events = poller.poll()
         ready = [connections[descriptor] for descriptor, _ in events if descriptor in connections]
         if len(ready) < len(events):
@@ -181,18 +182,21 @@ class Receiver:
                 new, self._new = self._new, []
             for each in new:
                 connections[each.descriptor] = each
-                poller.register(each.descriptor, select.EPOLLIN)
+                poller.register(each.descriptor, select.POLLIN)
             ready += [each for each in connections.values() if each.is_paused and each.may_go_on()]
         for each in ready:
             was_paused, was_greeted = each.is_paused, each.greeting is not None
             each.receive(here=len(ready) == 1)
             if each.greeting is not None and not was_greeted:
                 _replace(connections.values(), each)
-            if each.is_paused != was_paused:
-                poller.modify(each.descriptor, 0 if each.is_paused else select.EPOLLIN)
+            if each.is_paused and not was_paused:
+                poller.unregister(each.descriptor)  # without events, too, its end would be reported again and again
+            elif was_paused and not each.is_paused:
+                poller.register(each.descriptor, select.POLLIN)
         for each in [each for each in connections.values() if each.is_over]:
             del connections[each.descriptor]
-            poller.unregister(each.descriptor)
+            if not each.is_paused:
+                poller.unregister(each.descriptor)
             each.close()
 
 
@@ -410,7 +414,8 @@ class _Answer(Reply[Any]):
     """The answer of a request, which is sent when it is given.
 
     Attributes:
-        size: Of the request, in bytes.
+        number: Number of the request for the connection.
+        size: Its size in bytes.
         refused: Why the request is refused, if it was not applied before.
         stored: What is stored, if the answer is that it is something else.
     """
@@ -418,14 +423,14 @@ class _Answer(Reply[Any]):
     __slots__ = ("_connection", "number", "refused", "size", "stored")
 
     def __init__(self, connection: _Connection, number: int, size: int) -> None:
+        super().__init__()
         self._connection, self.number, self.size = connection, number, size
         self.refused: StoreError | None = None
         self.stored: Sequence[bytes] = ()
-        self._is_done = False
 
     def set_result(self, result: AppendResult | None) -> None:
         """Send it."""
-        self._is_done = True
+        super().set_result(result)
         if result is not None:
             data = frames.written(self.number, result)
         elif self.refused is not None:
@@ -436,7 +441,7 @@ class _Answer(Reply[Any]):
 
     def set_exception(self, error: BaseException) -> None:
         """Send the reason why there is none."""
-        self._is_done = True
+        super().set_exception(error)
         if isinstance(error, StoreError):
             data = frames.numbered(Kind.FAILED, self.number, frames.encode_error(error))
         else:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +30,7 @@ from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.preparation import request_of
 from kvstore.request.results import AppendResult
-from kvstore.sending import frames, meeting, requests, sender
+from kvstore.sending import frames, meeting, receiver, requests, sender
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
 from kvstore.sending.meeting import MeetingPlace
 from kvstore.sending.requests import Condition
@@ -38,6 +40,7 @@ from logformat import paths
 from logformat.ids import BucketId, TableId, Txid
 from logformat.rows.changes import Changes
 from tests.sending.writers import create
+from tests.support.committers import committer_of
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
@@ -495,3 +498,38 @@ def test_a_sender_that_floods_does_not_starve_another(owned: kvstore.Table) -> N
         threads[0].join()
         flooding.shutdown(socket.SHUT_RDWR)
         threads[1].join()
+
+
+def test_a_sender_that_ends_while_its_requests_wait_keeps_no_thread_busy(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[int, int]] = []
+
+    class Poller:
+        def __init__(self) -> None:
+            poller = select.poll()
+            self.register, self.unregister = poller.register, poller.unregister
+            self._poll = poller.poll
+
+        def poll(self) -> list[tuple[int, int]]:
+            events.extend(there := self._poll())
+            return there
+
+    monkeypatch.setattr(receiver, "select", SimpleNamespace(poll=Poller, POLLIN=select.POLLIN))
+    create(store_path)
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 0, "v": "owner", "n": 0})
+        turn = committer_of(table).turn
+        with turn.taken(), ExitStack() as others:
+            # More than may wait: nothing more is read then.
+            few = [small_frame(table, number, number) for number in range(receiver.WAITING_MAX + 9)]
+            with closing(met(store_path)) as stranger:
+                stranger.sendall(b"".join([greeting_of(table).encode(), *few]))
+            for _ in range(20):  # each time the receiver looks at least once
+                other = others.enter_context(closing(met(store_path)))
+                other.sendall(greeting_of(table).encode())
+                assert [kind for kind, _ in frames_in(bytearray(other.recv(1 << 16)))] == [Kind.WELCOME]
+            assert sum(bool(event & select.POLLHUP) for _, event in events) <= 2
+        table.upsert({"k": 1, "v": "after", "n": 1})
+        assert store.check()
