@@ -71,14 +71,14 @@ class Part:
         return self.version is not None and _numbers(self.version) >= _numbers(self.needed)
 
 
-OfStore = Annotated[Path | None, typer.Argument(metavar="[DIR]", help="A store to advise about.", show_default=False)]
+OfStore = Annotated[Path | None, typer.Argument(metavar="DIR", help="A store to advise about.", show_default=False)]
 
 
 def doctor(path: OfStore = None, as_json: AsJson = False) -> None:
     """Show Python, packages and optional parts of this installation, and which memory a store would profit from.
 
-    Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure, and advice
-    about a store is none.
+    Exit code 1 if something that kvstore needs is missing or too old. A missing optional part is no failure, nor is
+    advice.
     """
     advice = [] if path is None else _advice(path)
     needed = [Part("python", platform.python_version(), PYTHON_MIN)]

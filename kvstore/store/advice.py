@@ -32,7 +32,7 @@ def expected_advice(
     Args:
         opened: Returns the open table of a definition.
     """
-    usual, available, found = Budget(None), available_memory(), []
+    usual, available, advice = Budget(None), available_memory(), []
     for table in tables:
         merges = []
         for bucket in map(BucketId, range(table.buckets)):
@@ -42,5 +42,5 @@ def expected_advice(
                     with opened(table).handles[bucket].latest() as view:
                         rows, size = view.state().row_count, view.leaf_bytes()
                     merges.append(Merges.expected(rows, size, usual.limit_of(size)))
-        found.append(advice_of(table.name, merges, available, counted=False))
-    return [each for each in found if each is not None]
+        advice.append(advice_of(table.name, merges, available, counted=False))
+    return [each for each in advice if each is not None]
