@@ -7,8 +7,8 @@ if it is not smaller than their mean. So the largest go first, whichever buckets
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
-from kvstore.memtable.advice import Merges
 from kvstore.process.memory import available_memory
 from logformat.ids import BucketId, TableId
 
@@ -20,6 +20,29 @@ BUCKET_BYTES_MAX = 128 << 20
 INDEX_PARTS = 12
 """Over a larger index it is this part of its leaves, but not more than half of the store's: a row of random keys costs
 about half a page of the index then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merges:
+    """Merges of a bucket that began because memory was full.
+
+    Attributes:
+        rows: Rows that were merged.
+        bytes: Memory that they took.
+        pages: Pages that were written for them.
+        count: Number of merges.
+        leaf_pages: Leaf pages of the index.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    pages: int = 0
+    count: int = 0
+    leaf_pages: int = 0
+
+    def and_one(self, rows: int, bytes: int, pages: int, leaf_pages: int) -> Merges:
+        """With one more merge."""
+        return Merges(self.rows + rows, self.bytes + bytes, self.pages + pages, self.count + 1, leaf_pages)
 
 
 class Budget:

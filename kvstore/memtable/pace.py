@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvstore.log.segments import LogIdentity
-from kvstore.memtable.advice import PAGE_BYTES
 from kvstore.memtable.budget import Budget
 from kvstore.memtable.memtable import Memtable
 from kvstore.process.written import written_bytes
 
+PAGE_BYTES = 4096
+"""What is written of an index at least."""
 _ROOM_PARTS = 4
 """What comes during a merge has at least this part of the bucket's limit, however much is merged after a recovery."""
 _ROOM_PARTS_MAX = 16

@@ -11,8 +11,9 @@ import pytest
 
 import kvstore
 from kvstore.memtable import pace
-from kvstore.memtable.advice import PAGES_A_ROW_MAX, Merges, advice_of, pages_a_row
+from kvstore.memtable.budget import Merges
 from kvstore.process.written import written_bytes
+from kvstore.store.advice import PAGES_A_ROW_MAX, advice_of, pages_a_row
 
 MIB = 1 << 20
 
