@@ -72,7 +72,7 @@ static void sift(head_t *heap, u64 count, u64 place, head_t head) {
  * Returns the number of different keys. */
 EXPORT u64 kv_merge(run_t *runs, u64 count, head_t *heap, u8 *keys, i64 *key_ends, u8 *rows, i64 *row_ends) {
     const u8 *first = runs[0].keys + runs[0].key_ends[0];
-    u64 common = (u64)(runs[0].key_ends[1] - runs[0].key_ends[0]), found = 0;
+    u64 common = (u64)(runs[0].key_ends[1] - runs[0].key_ends[0]), made = 0;
     for (u64 run = 0; run < count; run++) {
         const i64 *ends = runs[run].key_ends, *last = ends + runs[run].count - 1;
         u64 of_first = common_of(first, common, runs[run].keys + ends[0], (u64)(ends[1] - ends[0]));
@@ -88,20 +88,20 @@ EXPORT u64 kv_merge(run_t *runs, u64 count, head_t *heap, u8 *keys, i64 *key_end
         head_t head = heap[0];
         run_t *run = &runs[head.run];
         i64 start = run->row_ends[run->place], bytes = run->row_ends[run->place + 1] - start;
-        if (!found || compare(&before, &head)) {
-            memcpy(keys + key_ends[found], head.key, head.bytes);
-            key_ends[found + 1] = key_ends[found] + (i64)head.bytes;
-            found++;
+        if (!made || compare(&before, &head)) {
+            memcpy(keys + key_ends[made], head.key, head.bytes);
+            key_ends[made + 1] = key_ends[made] + (i64)head.bytes;
+            made++;
         }
-        memcpy(rows + row_ends[found - 1], run->rows + start, (u64)bytes);
-        row_ends[found] = row_ends[found - 1] + bytes;
+        memcpy(rows + row_ends[made - 1], run->rows + start, (u64)bytes);
+        row_ends[made] = row_ends[made - 1] + bytes;
         before = head;
         if (++run->place < run->count)
             sift(heap, count, 0, head_of(runs, head.run, common));
         else if (--count)
             sift(heap, count, 0, heap[count]);
     }
-    return found;
+    return made;
 }
 
 /* Keys: where each begins, and where the last one ends. */

@@ -27,11 +27,11 @@ def merged(kernel: ctypes.CDLL, runs: Sequence[tuple[BinaryColumn, BinaryColumn]
     numbers = np.empty((2, count + 1), np.int64)
     heap = np.empty(_HEAD_WORDS * len(runs), np.uint64)
     addresses = [address_of(array) for array in (flats[0], numbers[0], flats[1], numbers[1])]
-    found = kernel.kv_merge(address_of(table), len(runs), address_of(heap), *addresses)
+    made = kernel.kv_merge(address_of(table), len(runs), address_of(heap), *addresses)
     widths = [{run[side].width for run in runs} for side in (0, 1)]
     return (
-        BinaryColumn(flats[0], numbers[0, : found + 1], widths[0].pop() if len(widths[0]) == 1 else None),
-        BinaryColumn(flats[1], numbers[1, : found + 1], widths[1].pop() if len(widths[1]) == 1 else None),
+        BinaryColumn(flats[0], numbers[0, : made + 1], widths[0].pop() if len(widths[0]) == 1 else None),
+        BinaryColumn(flats[1], numbers[1, : made + 1], widths[1].pop() if len(widths[1]) == 1 else None),
     )
 
 
@@ -42,8 +42,8 @@ def places(kernel: ctypes.CDLL, keys: BinaryColumn, asked: BinaryColumn) -> np.n
         keys: Sorted, each once.
         asked: In any order; best sorted.
     """
-    found = np.empty(len(asked), np.int64)
+    positions = np.empty(len(asked), np.int64)
     parts = [np.ascontiguousarray(part) for each in (keys, asked) for part in (each.flat, each.offsets)]
     flat, ends, asked_flat, asked_ends = map(address_of, parts)
-    kernel.kv_places(flat, ends, len(keys), asked_flat, asked_ends, len(asked), address_of(found))
-    return found
+    kernel.kv_places(flat, ends, len(keys), asked_flat, asked_ends, len(asked), address_of(positions))
+    return positions
