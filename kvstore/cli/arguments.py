@@ -60,7 +60,7 @@ Url = Annotated[
     typer.Argument(metavar="URL", help="s3://bucket/path, gs://…, az://…, or a directory.", show_default=False),
 ]
 AsOf = Annotated[
-    str | None, typer.Option("--as-of", metavar="PLACE", help="Rows as they were before this offset or time.")
+    str | None, typer.Option("--as-of", metavar="BOUND", help="Rows as they were before this offset or time.")
 ]
 BucketNumber = Annotated[
     int | None, typer.Option("--bucket", metavar="N", help="Only this bucket, from 0.", show_default=False)

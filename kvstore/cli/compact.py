@@ -13,7 +13,7 @@ from kvstore.cli.printing import print_records
 def compact(
     path: Directory,
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Only these tables.", show_default=False)
+        list[str] | None, typer.Argument(metavar="TABLE", help="Only these tables.", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -106,7 +106,7 @@ def restore(
     to: Annotated[
         str | None,
         typer.Option(
-            metavar="PLACE",
+            metavar="BOUND",
             help='A time such as 2026-01-31T12:00:00Z, or offsets: {"table": {"0": 17}}. By default the latest state.',
             show_default=False,
         ),
@@ -115,7 +115,7 @@ def restore(
 ) -> None:
     """Restore a store from a replica."""
     with Bar(path.name, "bytes") as bar:
-        done = kvstore.restore(url, path, None if to is None else _place(to), progress=bar.add)
+        done = kvstore.restore(url, path, None if to is None else _bound(to), progress=bar.add)
     if as_json:
         print_json({"txid": done.txid, "ends": done.ends})
     else:
@@ -205,7 +205,7 @@ def promote(path: Directory, as_json: AsJson = False) -> None:
 def replicate(
     path: Directory,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Only to this replica.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Only to this replica.", show_default=False)
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Ship what the store has now, and end.")] = False,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
@@ -238,16 +238,16 @@ def replicate(
             waiting.wait(every)
 
 
-def _place(given: str) -> dt.datetime | dict[str, dict[int, int]]:
+def _bound(given: str) -> dt.datetime | dict[str, dict[int, int]]:
     try:
         if given.startswith("{"):
             offsets = msgspec.json.decode(given, type=dict[str, dict[str, int]])
             return {table: {int(bucket): end for bucket, end in ends.items()} for table, ends in offsets.items()}
     except ValueError as error:
         raise InvalidRequest(
-            'PLACE by offsets is JSON from table to bucket to offset: {"table": {"0": 17}}.', given=shown(given)
+            'BOUND by offsets is JSON from table to bucket to offset: {"table": {"0": 17}}.', given=shown(given)
         ) from error
-    return time_of("PLACE", given, 'offsets such as {"table": {"0": 17}}')
+    return time_of("BOUND", given, 'offsets such as {"table": {"0": 17}}')
 
 
 def _print_report(name: str, report: kvstore.ReplicaReport, *, as_json: bool) -> None:

@@ -56,7 +56,7 @@ def test_bad_calls(path: Path, tmp_path: Path) -> None:
         (["replica", "check", path, "r"], "There is no such replica"),
         (["replica", "add", path, "nonsense://x"], "can't be at this URL"),
         (["replica", "restore", tmp_path / "empty", tmp_path / "back"], "There is no replica here"),
-        (["replica", "restore", tmp_path / "nothing", tmp_path / "back", "--to", "soon"], "PLACE is offsets"),
+        (["replica", "restore", tmp_path / "nothing", tmp_path / "back", "--to", "soon"], "BOUND is offsets"),
     ):
         done = run(*arguments)
         assert done.code == 2, done.err

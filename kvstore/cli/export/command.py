@@ -56,10 +56,10 @@ def export(
     moment: AsOf = None,
     start: Annotated[
         str | None,
-        typer.Option(metavar="PLACE", help="Changes from here on: full, earliest (default), an offset or a time."),
+        typer.Option(metavar="BOUND", help="Changes from here on: full, earliest (default), an offset or a time."),
     ] = None,
     end: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Changes up to here, exclusive: latest (default) …")
+        str | None, typer.Option(metavar="BOUND", help="Changes up to here, exclusive: latest (default) …")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

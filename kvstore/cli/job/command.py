@@ -33,7 +33,7 @@ def create(
     path: Directory,
     name: JobName,
     source: Annotated[
-        str, typer.Option(metavar="PLACE", help="A directory, a pattern, or a URL of either.", show_default=False)
+        str, typer.Option(metavar="SOURCE", help="A directory, a pattern, or a URL of either.", show_default=False)
     ],
     format: Annotated[str, typer.Option(help="parquet, arrow, csv or json.", show_default=False)],
     table: Annotated[str, typer.Option(metavar="TABLE", help="Name of the table.", show_default=False)],

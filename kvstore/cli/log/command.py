@@ -52,7 +52,7 @@ def show(
     path: Directory,
     name: TableName,
     offset: Annotated[
-        int | None, typer.Argument(metavar="[OFFSET]", help="Only the batch that has this offset.", show_default=False)
+        int | None, typer.Argument(metavar="OFFSET", help="Only the batch that has this offset.", show_default=False)
     ] = None,
     start: Annotated[
         int | None, typer.Option("--from", metavar="OFFSET", help="Begin with the batch that has this offset.", min=0)

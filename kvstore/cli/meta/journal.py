@@ -24,7 +24,7 @@ def ls(
     path: Directory,
     journal: Annotated[
         int | None,
-        typer.Argument(metavar="[JOURNAL]", help="Its first edit: list the edits in it.", show_default=False),
+        typer.Argument(metavar="JOURNAL", help="Its first edit: list the edits in it.", show_default=False),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

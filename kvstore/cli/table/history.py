@@ -25,10 +25,8 @@ _WORDS = {
 def history(
     path: Directory,
     name: TableName,
-    key: Annotated[
-        list[str], typer.Argument(metavar="KEY...", help="Values of the key's columns.", show_default=False)
-    ],
-    start: Annotated[str, typer.Option(metavar="PLACE", help="From here on: earliest, an offset or a time.")] = (
+    key: Annotated[list[str], typer.Argument(metavar="KEY", help="Values of the key's columns.", show_default=False)],
+    start: Annotated[str, typer.Option(metavar="BOUND", help="From here on: earliest, an offset or a time.")] = (
         "earliest"
     ),
     as_json: AsJson = False,

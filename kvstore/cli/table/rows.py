@@ -31,9 +31,7 @@ from kvstore.read.lookup import FOUND
 def get(
     path: Directory,
     name: TableName,
-    key: Annotated[
-        list[str], typer.Argument(metavar="KEY...", help="Values of the key's columns.", show_default=False)
-    ],
+    key: Annotated[list[str], typer.Argument(metavar="KEY", help="Values of the key's columns.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
     """Show the row of a key.
@@ -105,10 +103,10 @@ def changelog(
     path: Directory,
     name: TableName,
     start: Annotated[
-        str, typer.Option(metavar="PLACE", help="full (current rows first), earliest, latest, an offset or a time.")
+        str, typer.Option(metavar="BOUND", help="full (current rows first), earliest, latest, an offset or a time.")
     ] = "earliest",
     end: Annotated[
-        str, typer.Option(metavar="PLACE", help="Up to here, exclusive: latest, an offset or a time.")
+        str, typer.Option(metavar="BOUND", help="Up to here, exclusive: latest, an offset or a time.")
     ] = "latest",
     bucket: BucketNumber = None,
     columns: Columns = None,

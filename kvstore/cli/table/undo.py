@@ -19,10 +19,10 @@ def undo(
     path: Directory,
     name: TableName,
     start: Annotated[
-        str, typer.Option(metavar="PLACE", help="Undo changes from here on: earliest, an offset or a time.")
+        str, typer.Option(metavar="BOUND", help="Undo changes from here on: earliest, an offset or a time.")
     ],
     end: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Up to here, exclusive: an offset or a time.")
+        str | None, typer.Option(metavar="BOUND", help="Up to here, exclusive: an offset or a time.")
     ] = None,
     writer: Annotated[str | None, typer.Option(metavar="NAME", help="Only changes of this writer.")] = None,
     epoch: Annotated[int | None, typer.Option(metavar="N", help="Only changes of this epoch.")] = None,

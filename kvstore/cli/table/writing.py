@@ -27,7 +27,7 @@ def upsert(
     path: Directory,
     name: TableName,
     file: Annotated[
-        str, typer.Argument(metavar="[FILE|-]", help="Rows; by default standard input.", show_default=False)
+        str, typer.Argument(metavar="FILE|-", help="Rows; by default standard input.", show_default=False)
     ] = STANDARD_INPUT,
     format: FormatGiven = None,
     delimiter: Delimiter = None,
@@ -85,7 +85,7 @@ def delete(
     key: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KEY]...",
+            metavar="KEY",
             help="Values of the key's columns; several keys one after the other.",
             show_default=False,
         ),
