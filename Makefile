@@ -72,7 +72,7 @@ wheel: setup
 demo: setup
 	@$(STEP) --shown "demo" $(BIN)/kvstore demo --repo "$(REPO)"
 
-# Pictures of the console for README.md and docs/console.md, with Chromium.
+# Pictures of the console for docs/console.md, with Chromium.
 screenshots: setup
 	@$(STEP) "screenshots" $(BIN)/python -m tests.console.screenshots
 

@@ -555,13 +555,13 @@ class Store(AlteredTables, ReadStore):
 
     @uninterrupted
     def close(self) -> None:
-        """Commit everything and close the store; a second call does nothing.
+        """Make everything durable and close the store; a second call does nothing.
 
         If Ctrl-C comes meanwhile, close it again: what was left is done then.
 
         Raises:
-            LogFailed, StoreFull: Not everything could be committed; all of it that was synced is recovered at the next
-                open. The store is given up all the same.
+            LogFailed, StoreFull: Not everything could be made durable; all of it that was synced is recovered at the
+                next open. The store is given up all the same.
         """
         for shipping in list(self._shippings):
             shipping.close()
