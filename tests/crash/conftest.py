@@ -11,6 +11,7 @@ from tests.conftest import TOLD
 from tests.crash.judges import Judges
 from tests.crash.places import workplace
 from tests.crash.recorder import Recorder
+from tests.crash.scripts import fill_source
 
 Tell = Callable[..., None]
 
@@ -34,6 +35,12 @@ def work() -> Iterator[Path]:
     """A directory, in memory if possible."""
     with workplace() as directory:
         yield directory
+
+
+@pytest.fixture
+def source(work: Path) -> Path:
+    """Files of the job of a whole store."""
+    return fill_source(work / "source")
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from tests.crash.history import Marks, Window
+from tests.crash.history import History, Marks, Window
 from tests.crash.judges import Judges
-from tests.crash.oracles import AnyScript, oracle_of
 from tests.crash.places import fill, materialised
 from tests.crash.recorder import Order, Recorder
 from tests.crash.states import ROT, State, states_of
@@ -20,7 +19,7 @@ from tests.crash.syscalls import Call
 from tests.crash.trace import UNDISTURBED, Plan, Trace
 from tests.crash.verdict import Finding, judge
 from tests.crash.vfs import MODES, UNSEEN, Contents, Disk
-from tests.crash.workload import MARKS
+from tests.crash.workload import MARKS, Script
 from tests.support.proof import Proves
 
 AGAIN_EVERY = 20
@@ -147,10 +146,9 @@ class Explorer:
     """
 
     def __init__(
-        self, script: AnyScript, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
+        self, script: Script, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
     ) -> None:
-        self.oracle = oracle_of(script)
-        self.history = self.oracle.history(script)
+        self.history = History(script)
         self.report = Report()
         self._work = work
         self._recorder = recorder
@@ -205,7 +203,7 @@ class Explorer:
     def _judge_one(self) -> None:
         state, window, key, call = self._waiting.popleft()
         finding = self._findings[key].result(SECONDS_MAX)
-        found = judge(finding, window, self.history)
+        found = judge(finding, window)
         if state.contents:
             self.report.retries += finding.retries
             self.report.repaired += finding.repaired
@@ -222,7 +220,7 @@ class Explorer:
         assert self._recorder is not None
         contents = without_noise(state.contents)
         with materialised(contents, self._work) as directory:
-            trace = self._recorder.run(Order(self.oracle.recover, directory, self.history.script))
+            trace = self._recorder.run(Order("recover", directory, self.history.script))
             disk = Disk.holding(str(directory), contents)
         for call in trace.calls:
             disk.run(call)
@@ -241,11 +239,11 @@ def without_noise(contents: Contents) -> Contents:
 
 
 def record(
-    recorder: Recorder, script: AnyScript, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
+    recorder: Recorder, script: Script, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
 ) -> tuple[Path, Trace]:
     """Run a script in a new directory and record it; what the model says of the disk must be what is there."""
     directory = Path(tempfile.mkdtemp(dir=work))
-    trace = recorder.run(Order(oracle_of(script).run, directory, script, plan, bug))
+    trace = recorder.run(Order("run", directory, script, plan, bug))
     if plan.kill_at is None:
         disk = Disk(str(directory))
         for call in trace.calls:

@@ -20,13 +20,12 @@ from tests.crash.conftest import Tell
 from tests.crash.explore import Explorer, on_disk, record
 from tests.crash.history import Marks
 from tests.crash.judges import Judges
-from tests.crash.oracles import AnyScript
 from tests.crash.recorder import Recorder
+from tests.crash.scripts import brief_script, script, whole_script
 from tests.crash.states import State, states_of
 from tests.crash.trace import Failing, Plan, changes_disk, commits
 from tests.crash.vfs import Disk
-from tests.crash.whole_history import brief_script, fill_source, whole_script
-from tests.crash.workload import MARKS, REFUSED, script
+from tests.crash.workload import MARKS, REFUSED, Script
 from tests.support.proof import Proves
 
 FOR_EVER = 1 << 20
@@ -50,7 +49,7 @@ def points_of(count: int, points_max: int, seed: int) -> list[Failing]:
     return every if len(every) <= points_max else Random(seed).sample(every, points_max)
 
 
-def changes_of_run(plan: AnyScript, work: Path, recorder: Recorder) -> int:
+def changes_of_run(plan: Script, work: Path, recorder: Recorder) -> int:
     """How often a run changes its disk if nothing fails."""
     directory, whole = record(recorder, plan, work)
     disk = Disk(str(directory))
@@ -63,7 +62,7 @@ def changes_of_run(plan: AnyScript, work: Path, recorder: Recorder) -> int:
 
 
 def fail(
-    plan: AnyScript, points: Iterable[Failing], work: Path, recorder: Recorder, judges: Judges, tell: Tell
+    plan: Script, points: Iterable[Failing], work: Path, recorder: Recorder, judges: Judges, tell: Tell
 ) -> tuple[Explorer, int]:
     """Run a script once for each failure, and judge what it leaves now and after a power cut; how many there were."""
     explorer = Explorer(plan, work, judges)
@@ -111,13 +110,6 @@ def prove(explorer: Explorer, count: int, proves: Proves) -> int:
     explorer.report.prove(proves)
     proves("EIO and ENOSPC points", count)
     return count
-
-
-@pytest.fixture
-def source(work: Path) -> Path:
-    """Files of the job."""
-    fill_source(work / "source")
-    return work / "source"
 
 
 def test_a_table(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:

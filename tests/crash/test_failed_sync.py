@@ -12,8 +12,9 @@ from tests.crash.conftest import Tell
 from tests.crash.explore import Explorer, Limits, record
 from tests.crash.judges import Judges
 from tests.crash.recorder import Recorder
+from tests.crash.scripts import script
 from tests.crash.trace import Plan
-from tests.crash.workload import REFUSED, script
+from tests.crash.workload import REFUSED
 from tests.support.proof import Proves
 
 QUICK_SYNCS = 2

@@ -15,10 +15,11 @@ from tests.crash.explore import Explorer, on_disk, record
 from tests.crash.history import Marks
 from tests.crash.judges import Judges
 from tests.crash.recorder import Order, Recorder
+from tests.crash.scripts import script
 from tests.crash.states import State
 from tests.crash.trace import Plan
 from tests.crash.vfs import Disk
-from tests.crash.workload import Script, script
+from tests.crash.workload import Script
 from tests.support.proof import Proves
 
 QUICK_POINTS = 8

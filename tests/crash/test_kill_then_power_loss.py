@@ -17,9 +17,10 @@ from tests.crash.conftest import Tell
 from tests.crash.explore import Explorer, Limits, record
 from tests.crash.judges import Judges
 from tests.crash.recorder import Order, Recorder
+from tests.crash.scripts import script
 from tests.crash.syscalls import Call
 from tests.crash.trace import Plan
-from tests.crash.workload import MARKS, Script, script
+from tests.crash.workload import MARKS, Script
 from tests.support.proof import Proves
 
 QUICK_POINTS = 4
@@ -64,7 +65,7 @@ def cut_after(
             continue
         killed += 1
         step = max(0, (directory / MARKS).read_bytes().count(b"START") - 1) if (directory / MARKS).exists() else 0
-        second = recorder.run(Order("run", directory, replace(plan, first=step)))
+        second = recorder.run(Order("run", directory, replace(plan, start=step)))
         assert second.status == 0
         explorer.explore(directory, [*first.calls, END, *second.calls], limits)
         assert not explorer.report.bad, f"killed at {point}\n" + "\n".join(map(str, explorer.report.bad[:5]))

@@ -12,11 +12,11 @@ import pytest
 
 from tests.crash.explore import on_disk, record
 from tests.crash.recorder import Recorder
+from tests.crash.scripts import script
 from tests.crash.states import SECTOR, State, states_of
 from tests.crash.syscalls import AT_FDCWD, Call
 from tests.crash.trace import UNDISTURBED, Plan, TracingRefused, follow
 from tests.crash.vfs import Disk, NotModelled
-from tests.crash.workload import script
 
 ROOT = "/disk"
 

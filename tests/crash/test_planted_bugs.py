@@ -21,9 +21,10 @@ from tests.crash.history import Window
 from tests.crash.judges import Judges
 from tests.crash.recorder import Order, Recorder
 from tests.crash.rot import rotten
+from tests.crash.scripts import script
 from tests.crash.states import State
 from tests.crash.vfs import Disk
-from tests.crash.workload import Script, script
+from tests.crash.workload import Script
 from tests.support.proof import Proves
 from tests.support.rolling import ROLLING, rolling
 

@@ -10,7 +10,8 @@ from tests.crash.conftest import Tell
 from tests.crash.explore import Explorer, Limits, Report, record
 from tests.crash.judges import Judges
 from tests.crash.recorder import Recorder
-from tests.crash.workload import Script, script
+from tests.crash.scripts import script
+from tests.crash.workload import Script
 from tests.support.proof import Proves
 
 QUICK_STATES_MIN = 15
