@@ -235,7 +235,7 @@ class _Examination:
 class _Contents(NamedTuple):
     """What is read of a table."""
 
-    count: int
+    counted: int
     offsets: dict[Any, tuple[Any, Any]]
     rows: pa.Table
     changes: list[pa.Table]
@@ -259,8 +259,8 @@ def _problem(contents: dict[str, _Contents], world: World) -> str | None:
         table = contents[name]
         if not table.rows.equals(expected.rows):
             return f"rows of {name}: {table.rows.to_pylist()}, not {expected.rows.to_pylist()}"
-        if table.count != expected.rows.num_rows:
-            return f"{expected.rows.num_rows} rows of {name} are counted as {table.count}"
+        if table.counted != expected.rows.num_rows:
+            return f"{expected.rows.num_rows} rows of {name} are counted as {table.counted}"
         for bucket, changes in enumerate(expected.changes):
             start, _ = table.offsets[bucket]
             kept = changes.filter(pc.field("_log_offset") >= start) if start else changes

@@ -167,9 +167,9 @@ def run(directory: Path, script: Script) -> int:
     for number, step in enumerate(script.steps[script.start :], script.start):
         os.write(marks, b"START %d\n" % number)
         for attempt in range(script.retries + 1):
-            is_squeezed = script.squeeze is not None and (number, 0) == (script.squeeze[0], attempt)
+            step_squeezed, size = script.squeeze or (None, None)
             try:
-                with squeezed(script.squeeze[1] if is_squeezed else None):
+                with squeezed(size if (number, 0) == (step_squeezed, attempt) else None):
                     worker.do(step)
                 break
             except StoreError as error:  # whatever else an error is, its message does not say what to do
