@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TOLD
+from tests.crash.explore import Lab
 from tests.crash.judges import Judges
 from tests.crash.places import workplace
 from tests.crash.recorder import Recorder
+from tests.crash.scripts import fill_source
+from tests.support.proof import Proves
 
 Tell = Callable[..., None]
 
@@ -37,6 +40,12 @@ def work() -> Iterator[Path]:
 
 
 @pytest.fixture
+def source(work: Path) -> Path:
+    """Files of the job of a whole store."""
+    return fill_source(work / "source")
+
+
+@pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
     """Lines for the end of the output."""
 
@@ -44,3 +53,9 @@ def tell(request: pytest.FixtureRequest) -> Tell:
         request.node.user_properties += [(TOLD, line) for line in lines]
 
     return say
+
+
+@pytest.fixture
+def lab(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> Lab:
+    """All that a script is recorded and explored with."""
+    return Lab(work, recorder, judges, tell, proves)

@@ -1,18 +1,19 @@
-"""From a recording to verdicts: follow the calls, build states after each, open every one that is new."""
+"""From a script to verdicts: record it, follow the calls, build states after each, open every one that is new."""
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections import Counter, deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
-from tests.crash.history import Marks, Window
+from tests.crash.history import History, Marks, Window
 from tests.crash.judges import Judges
-from tests.crash.oracles import AnyScript, oracle_of
 from tests.crash.places import fill, materialised
 from tests.crash.recorder import Order, Recorder
 from tests.crash.states import ROT, State, states_of
@@ -20,7 +21,7 @@ from tests.crash.syscalls import Call
 from tests.crash.trace import UNDISTURBED, Plan, Trace
 from tests.crash.verdict import Finding, judge
 from tests.crash.vfs import MODES, UNSEEN, Contents, Disk
-from tests.crash.workload import MARKS
+from tests.crash.workload import MARKS, Script
 from tests.support.proof import Proves
 
 AGAIN_EVERY = 20
@@ -68,6 +69,7 @@ class Report:
         retries: Batches that were sent again in them.
         repaired: States with a replica that had holes, and was repaired.
         bad: What was found.
+        scripts: How many scripts were explored.
     """
 
     built: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -76,6 +78,7 @@ class Report:
     calls: int = 0
     retries: int = 0
     repaired: int = 0
+    scripts: int = 1
 
     @property
     def states(self) -> int:
@@ -85,11 +88,8 @@ class Report:
     def again(self) -> int:
         return sum(count for (_, kind), count in self.distinct.items() if kind.startswith(AGAIN))
 
-    def prove(self, proves: Proves) -> None:
-        """Add to the figures."""
-        proves("crash states", self.states)
-        proves("double-crash states", self.again)
-        proves("retries after a crash", self.retries)
+    def assert_good(self, what: object = "") -> None:
+        assert not self.bad, "\n".join([str(what), *map(str, self.bad[:5])])
 
     def add(self, other: Report) -> None:
         self.built += other.built
@@ -98,12 +98,14 @@ class Report:
         self.calls += other.calls
         self.retries += other.retries
         self.repaired += other.repaired
+        self.scripts += other.scripts
 
     def lines(self) -> list[str]:
         counts = ", ".join(f"{mode} {kind} {count}" for (mode, kind), count in sorted(self.distinct.items()))
         badness = Counter(state.badness for state in self.bad)
         return [
-            f"{self.calls} calls, {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad,"
+            f"{self.scripts} scripts, {self.calls} calls,"
+            f" {self.built.total()} states built, {self.states} distinct, {len(self.bad)} bad,"
             f" {self.again} after a second crash, {self.retries} retries, {self.repaired} replicas repaired",
             f"distinct: {counts}",
             f"bad: {dict(badness)}",
@@ -147,10 +149,9 @@ class Explorer:
     """
 
     def __init__(
-        self, script: AnyScript, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
+        self, script: Script, work: Path, judges: Judges, recorder: Recorder | None = None, bug: str | None = None
     ) -> None:
-        self.oracle = oracle_of(script)
-        self.history = self.oracle.history(script)
+        self.history = History(script)
         self.report = Report()
         self._work = work
         self._recorder = recorder
@@ -202,10 +203,18 @@ class Explorer:
         while self._waiting:
             self._judge_one()
 
+    def judged(self, states: Iterable[State]) -> Report:
+        """Have states judged in which all steps are done."""
+        done = len(self.history.script.steps)
+        for number, state in enumerate(states):
+            self.see(state, Window(done, done), number)
+        self.finish()
+        return self.report
+
     def _judge_one(self) -> None:
         state, window, key, call = self._waiting.popleft()
         finding = self._findings[key].result(SECONDS_MAX)
-        found = judge(finding, window, self.history)
+        found = judge(finding, window)
         if state.contents:
             self.report.retries += finding.retries
             self.report.repaired += finding.repaired
@@ -222,7 +231,7 @@ class Explorer:
         assert self._recorder is not None
         contents = without_noise(state.contents)
         with materialised(contents, self._work) as directory:
-            trace = self._recorder.run(Order(self.oracle.recover, directory, self.history.script))
+            trace = self._recorder.run(Order("recover", directory, self.history.script))
             disk = Disk.holding(str(directory), contents)
         for call in trace.calls:
             disk.run(call)
@@ -240,18 +249,13 @@ def without_noise(contents: Contents) -> Contents:
     }
 
 
-def record(
-    recorder: Recorder, script: AnyScript, work: Path, *, plan: Plan = UNDISTURBED, bug: str | None = None
-) -> tuple[Path, Trace]:
-    """Run a script in a new directory and record it; what the model says of the disk must be what is there."""
-    directory = Path(tempfile.mkdtemp(dir=work))
-    trace = recorder.run(Order(oracle_of(script).run, directory, script, plan, bug))
-    if plan.kill_at is None:
-        disk = Disk(str(directory))
-        for call in trace.calls:
-            disk.run(call)
-        assert_same(disk.seen(), on_disk(directory))
-    return directory, trace
+def followed(directory: Path, calls: list[Call], script: Script) -> tuple[Disk, Window]:
+    """The disk after a run, and which steps may be done then."""
+    disk, marks = Disk(str(directory)), Marks(script)
+    for call in calls:
+        disk.run(call)
+        marks.run(call, disk)
+    return disk, marks.window
 
 
 def on_disk(directory: Path) -> Contents:
@@ -267,3 +271,71 @@ def assert_same(model: Contents, real: Contents) -> None:
     assert not names, f"only the model or only the disk has {sorted(names)}"
     differing = [name for name in model if model[name] != real[name] and not name.endswith(UNSEEN)]
     assert not differing, f"the model has other bytes of {sorted(differing)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """What a test records and explores with, and what it reports to.
+
+    Attributes:
+        work: A directory, in memory if possible.
+        tell: Adds lines to the end of the output.
+    """
+
+    work: Path
+    recorder: Recorder
+    judges: Judges
+    tell: Callable[..., None]
+    proves: Proves
+
+    def directory(self) -> Path:
+        """A new directory for a run."""
+        return Path(tempfile.mkdtemp(dir=self.work))
+
+    def record(self, script: Script, *, plan: Plan = UNDISTURBED, bug: str | None = None) -> tuple[Path, Trace]:
+        """Run a script in a new directory; what the model says of the disk must be what is there."""
+        directory = self.directory()
+        trace = self.recorder.run(Order("run", directory, script, plan, bug))
+        if plan.kill_at is None:
+            disk, _ = followed(directory, trace.calls, script)
+            assert_same(disk.seen(), on_disk(directory))
+        return directory, trace
+
+    def explorer(self, script: Script, *, again: bool = False, bug: str | None = None) -> Explorer:
+        """An explorer of runs of a script, with ``again`` also of recoveries."""
+        return Explorer(script, self.work, self.judges, self.recorder if again else None, bug)
+
+    def explored(self, script: Script, limits: Limits, *, again: bool = True) -> Report:
+        """Explore one run of a script, in which nothing may be bad."""
+        directory, trace = self.record(script)
+        assert trace.status == 0
+        removed = [call.path for call in trace.calls if call.kind == "remove"]
+        assert script.retention_ms is None or any(name.endswith(".log") for name in removed), "nothing expired"
+        report = self.explorer(script, again=again).explore(directory, trace.calls, limits)
+        report.assert_good(f"seed {limits.seed}")
+        return report
+
+    def explore(self, scripts: Iterable[tuple[Script, Limits]], is_enough: Callable[[Report], bool]) -> Report:
+        """Explore script after script until that is enough, and add to the figures."""
+        report = Report(scripts=0)
+        for script, limits in scripts:
+            report.add(self.explored(script, limits))
+            if is_enough(report):
+                break
+        self.prove(report)
+        return report
+
+    def prove(self, report: Report) -> None:
+        """Add to the figures."""
+        self.tell(*report.lines())
+        self.proves("crash states", report.states)
+        self.proves("double-crash states", report.again)
+        self.proves("retries after a crash", report.retries)
+
+    def prove_planted(self, bug: str, bad: list[BadState]) -> None:
+        """A planted bug was found."""
+        assert bad, f"{bug} was not found"
+        # The bug, not a plant that fits the code no more.
+        assert not re.search(r": (Attribute|Type|Name|Import)Error", str(bad[0])), str(bad[0])
+        self.tell(str(bad[0])[:200])
+        self.proves("planted bugs", 1)

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tests.crash.bugs import planted
-from tests.crash.oracles import AnyHistory, AnyScript, Oracle, oracle_of
+from tests.crash.history import History
 from tests.crash.places import materialised
-from tests.crash.verdict import Finding
+from tests.crash.verdict import Finding, examine, prepare
 from tests.crash.vfs import Contents
+from tests.crash.workload import Script
 from tests.support.processes import CONTEXT
 
 PROCESSES_MAX = 2
@@ -45,7 +46,7 @@ class Judges:
         """Have one of them call a function."""
         return self._pool.submit(function, *arguments)
 
-    def court(self, script: AnyScript, work: Path, bug: str | None = None) -> Court:
+    def court(self, script: Script, work: Path, bug: str | None = None) -> Court:
         """Where states of one script are judged."""
         return Court(self._pool, pickle.dumps(script), work, bug)
 
@@ -65,10 +66,10 @@ class Court:
 
 
 def _examine(script: bytes, contents: Contents, work: Path, bug: str | None, *, thorough: bool) -> Finding:
-    oracle, history = _known(script)
+    history = _known(script)
     before = _in_use()
     with materialised(contents, work) as directory, planted(bug):
-        finding = oracle.examine(directory, history, thorough=thorough)
+        finding = examine(directory, history, thorough=thorough)
     after = _in_use()
     if not finding.problem and after > before:
         gc.collect()
@@ -83,8 +84,6 @@ def _in_use() -> int:
 
 
 @lru_cache(maxsize=4)
-def _known(script: bytes) -> tuple[Oracle, AnyHistory]:
-    read = pickle.loads(script)
-    oracle = oracle_of(read)
-    oracle.prepare()
-    return oracle, oracle.history(read)
+def _known(script: bytes) -> History:
+    prepare()
+    return History(pickle.loads(script))

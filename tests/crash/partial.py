@@ -17,8 +17,7 @@ from kvstore.errors import LogFailed, StoreError
 from tests.crash.explore import on_disk
 from tests.crash.places import materialised
 from tests.crash.vfs import Contents
-from tests.crash.whole_store import opened
-from tests.crash.workload import STORE, squeezed
+from tests.crash.workload import STORE, opened, squeezed
 from tests.support.tables import rows_of
 
 Kind = Literal["segment", "image", "snapshot", "index"]

@@ -11,24 +11,17 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from tests.crash import transfers, whole_store
 from tests.crash.bugs import planted
-from tests.crash.oracles import AnyScript
+from tests.crash.jobs import JOBS
 from tests.crash.trace import UNDISTURBED, Plan, Trace, TracingRefused, follow, stop_to_be_traced
-from tests.crash.workload import JOBS as TABLE_JOBS
+from tests.crash.transfers import TransferScript
+from tests.crash.workload import Script
 
-JOBS: dict[str, Callable[[Path, Any], int]] = {
-    **TABLE_JOBS,
-    "run whole": whole_store.run,
-    "recover whole": whole_store.recover,
-    "run transfers": transfers.run,
-}
 FAILED = 70
 """Exit status of a job that ended on an error."""
 SECONDS_MAX = 600
@@ -40,7 +33,7 @@ class Order:
     """A job to be run.
 
     Attributes:
-        job: See ``JOBS``.
+        job: See ``jobs.JOBS``.
         directory: Where; calls on what is below are recorded.
         bug: Planted in the process; see ``bugs.BUGS``.
         traced: Otherwise the job only runs, and the trace is empty.
@@ -48,7 +41,7 @@ class Order:
 
     job: str
     directory: Path
-    script: AnyScript
+    script: Script | TransferScript
     plan: Plan = UNDISTURBED
     bug: str | None = None
     traced: bool = True

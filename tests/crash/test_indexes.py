@@ -2,46 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
-from tests.crash.conftest import Tell
-from tests.crash.explore import Explorer, Limits, Report, record
-from tests.crash.judges import Judges
-from tests.crash.recorder import Recorder
-from tests.crash.workload import INDEX_STEPS, script
-from tests.support.proof import Proves
+from tests.crash.explore import Lab, Limits
+from tests.crash.scripts import script
+from tests.crash.workload import INDEX_STEPS, Script
 
 QUICK_STATES_MIN = 15
 LONG_STATES_MIN = 5_000
 
 
-def explored(seed: int, batches: int, limits: Limits, work: Path, recorder: Recorder, judges: Judges) -> Report:
-    plan = script(seed, batches, indexes=True, segment_bytes_max=1800)
-    directory, trace = record(recorder, plan, work)
-    assert trace.status == 0
-    report = Explorer(plan, work, judges, recorder).explore(directory, trace.calls, limits)
-    assert not report.bad, f"seed {seed}\n" + "\n".join(map(str, report.bad[:5]))
-    return report
+def indexed(seed: int, batches: int) -> Script:
+    return script(seed, batches, indexes=True, segment_bytes_max=1800)
 
 
-def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    seed = 5
-    steps = [step for step in script(seed, 6, indexes=True).steps if step.kind in INDEX_STEPS]
-    assert {step.kind for step in steps} == INDEX_STEPS
-    report = explored(seed, 6, Limits(draws=1, share=0.006, seed=seed), work, recorder, judges)
-    tell(*report.lines())
+def test_power_loss(lab: Lab) -> None:
+    plan = indexed(5, 6)
+    assert {step.kind for step in plan.steps} >= INDEX_STEPS
+    report = lab.explored(plan, Limits(draws=1, share=0.006, seed=5))
     assert report.states >= QUICK_STATES_MIN
-    report.prove(proves)
+    lab.prove(report)
+
+
+def scripts() -> Iterator[tuple[Script, Limits]]:
+    for seed in count(100):
+        yield indexed(seed, 4 + seed % 3 * 4), Limits(seed=seed)
 
 
 @pytest.mark.long
-def test_power_loss_at_length(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    """Script after script, until so many states were seen."""
-    report, seed = Report(), 100
-    while report.states < LONG_STATES_MIN:
-        report.add(explored(seed, 4 + seed % 3 * 4, Limits(draws=2, seed=seed), work, recorder, judges))
-        seed += 1
-    tell(f"{seed - 100} seeds", *report.lines())
-    report.prove(proves)
+def test_power_loss_at_length(lab: Lab) -> None:
+    lab.explore(scripts(), lambda report: report.states >= LONG_STATES_MIN)

@@ -15,11 +15,13 @@ import kvstore
 from tests.crash.conftest import Tell
 from tests.crash.explore import on_disk
 from tests.crash.history import History, Marks
+from tests.crash.jobs import EPOCH_KEYS, EPOCH_SCHEMA, epoch
 from tests.crash.recorder import Order, Recorder
+from tests.crash.scripts import script
 from tests.crash.trace import Plan
 from tests.crash.verdict import examine, judge
 from tests.crash.vfs import Disk
-from tests.crash.workload import EPOCH_KEYS, EPOCH_SCHEMA, SCHEMA, STORE, TABLE, Script, epoch, script
+from tests.crash.workload import SCHEMA, STORE, TABLE, Script
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 
@@ -50,7 +52,7 @@ def test_killed_in_a_commit_of_an_index(work: Path, recorder: Recorder, tell: Te
             for call in trace.calls:
                 disk.run(call)
                 marks.run(call, disk)
-            found = judge(examine(directory / STORE, history), marks.window, history)
+            found = judge(examine(directory, history), marks.window)
             bad += [] if found is None else [(commit, found)]
     tell(f"killed in {commit} commits")
     assert commit >= 5

@@ -5,18 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-from pathlib import Path
 from random import Random
 
 import pytest
 
-from tests.crash.explore import on_disk, record
-from tests.crash.recorder import Recorder
+from tests.crash.explore import Lab, on_disk
+from tests.crash.scripts import script
 from tests.crash.states import SECTOR, State, states_of
 from tests.crash.syscalls import AT_FDCWD, Call
 from tests.crash.trace import UNDISTURBED, Plan, TracingRefused, follow
 from tests.crash.vfs import Disk, NotModelled
-from tests.crash.workload import script
 
 ROOT = "/disk"
 
@@ -121,16 +119,16 @@ def test_what_is_not_modelled_is_refused() -> None:
             disk_after(opened("a", 3), call)
 
 
-def test_the_model_ends_where_the_disk_does(work: Path, recorder: Recorder) -> None:
-    directory, trace = record(recorder, script(41, 10), work)
+def test_the_model_ends_where_the_disk_does(lab: Lab) -> None:
+    directory, trace = lab.record(script(41, 10))
     names = {call.name for call in trace.calls}
     assert {"openat", "fsync", "fdatasync", "pwrite64"} <= names
     assert names & {"rename", "renameat", "renameat2"}
     assert len(on_disk(directory)) > 10
 
 
-def test_a_sync_that_is_made_to_fail_fails_for_the_process(work: Path, recorder: Recorder) -> None:
-    _, trace = record(recorder, script(41, 3, numbered=True, retries=3), work, plan=Plan(fail_sync=frozenset({9})))
+def test_a_sync_that_is_made_to_fail_fails_for_the_process(lab: Lab) -> None:
+    _, trace = lab.record(script(41, 3, numbered=True, retries=3), plan=Plan(fail_sync=frozenset({9})))
     assert [call.result for call in trace.calls if call.kind == "sync"][9] == -errno.EIO
 
 

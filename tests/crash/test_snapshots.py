@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
+from itertools import count
 
 import pytest
 
-from tests.crash.conftest import Tell
-from tests.crash.explore import Explorer, Limits, Report, record
-from tests.crash.judges import Judges
-from tests.crash.recorder import Recorder
-from tests.crash.workload import Script, script
-from tests.support.proof import Proves
+from tests.crash.explore import Lab, Limits
+from tests.crash.scripts import script
+from tests.crash.workload import Script
 
 QUICK_STATES_MIN = 15
 LONG_STATES_MIN = 5_000
@@ -23,39 +21,22 @@ def expiring(seed: int, batches: int) -> Script:
     return script(seed, batches, segment_bytes_max=900, retention_ms=1, snapshots=True)
 
 
-def explored(plan: Script, limits: Limits, work: Path, recorder: Recorder, judges: Judges, tell: Tell) -> Report:
-    directory, trace = record(recorder, plan, work)
-    assert trace.status == 0
-    names = [call.path for call in trace.calls if call.kind == "remove"]
-    assert any(name.endswith(".log") for name in names), "nothing expired"
-    report = Explorer(plan, work, judges, recorder).explore(directory, trace.calls, limits)
-    tell(*report.lines())
-    assert not report.bad, "\n".join(map(str, report.bad[:5]))
-    return report
-
-
-def test_power_loss(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    report = explored(expiring(2, 6), Limits(draws=1, share=0.006), work, recorder, judges, tell)
+def test_power_loss(lab: Lab) -> None:
+    report = lab.explored(expiring(2, 6), Limits(draws=1, share=0.006))
     assert report.states >= QUICK_STATES_MIN
-    report.prove(proves)
+    lab.prove(report)
 
 
-def explore_at_length(
-    first: int, states_min: int, work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves
-) -> None:
-    """Script after script, from a seed on, until so many states were seen."""
-    report, seed = Report(), first
-    while report.states < states_min:
-        report.add(explored(expiring(seed, 6 + seed % 3 * 4), Limits(seed=seed), work, recorder, judges, tell))
-        seed += 1
-    report.prove(proves)
+def scripts_from(seed: int) -> Iterator[tuple[Script, Limits]]:
+    for number in count(seed):
+        yield expiring(number, 6 + number % 3 * 4), Limits(seed=number)
 
 
 @pytest.mark.long
-def test_power_loss_at_length(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    explore_at_length(100, LONG_STATES_MIN, work, recorder, judges, tell, proves)
+def test_power_loss_at_length(lab: Lab) -> None:
+    lab.explore(scripts_from(100), lambda report: report.states >= LONG_STATES_MIN)
 
 
 @pytest.mark.nightly
-def test_power_loss_for_a_night(work: Path, recorder: Recorder, judges: Judges, tell: Tell, proves: Proves) -> None:
-    explore_at_length(1_000, NIGHTLY_STATES_MIN, work, recorder, judges, tell, proves)
+def test_power_loss_for_a_night(lab: Lab) -> None:
+    lab.explore(scripts_from(1_000), lambda report: report.states >= NIGHTLY_STATES_MIN)

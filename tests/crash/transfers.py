@@ -1,4 +1,8 @@
-"""A process that commits small transactions to two tables, with writes of one table in between; and what they leave."""
+"""A process that commits small transactions to two tables, with writes of one table in between; and what they leave.
+
+These are no steps of ``workload``, for another thing is asked of each state: it is read before anything may be
+completed, some are repaired before they are written, and a transaction without a writer has no answer to compare.
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,21 @@
 """Whether a store that was opened after a crash is one that the model allows, and goes on as it should.
 
+* Tables, rows, changelogs, indexes, consumers and job are those of one moment, all of them.
+* Batches that were acknowledged are duplicates; the job loads what is missing; the replica is whole after one round.
+* A replica in a directory may have lost its newest objects to a power cut (docs/replicas.md): it says so, is repaired.
+
 Everything goes through the public interface: what is wrong there is wrong for a user.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -19,30 +24,32 @@ import pyarrow.compute as pc
 import kvstore
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.errors import CorruptData, OutOfOrderSequence
-from kvstore.testing.model import WINDOW, Answer, Model, Operation
-from tests.crash.history import CHANGES, History, Moment, Window, batch_of, changes_of, copy_of
-from tests.crash.workload import SCHEMA, TABLE
+from kvstore.replica.client import ObjectStore
+from kvstore.replica.replica import Replica
+from kvstore.testing.model import WINDOW, Operation
+from tests.crash.history import FILE_ROWS, OF_EPOCHS, OF_JOB, OF_NAMED, History, Table, Window, World, after, bucket_of
+from tests.crash.workload import CONSUMER, JOB, REPLICA, STORE, TABLE, Script, Step, StepKind, Worker, opened, write
 
 Badness = Literal["LOST", "PHANTOM", "MIXED", "UNREADABLE"]
-NOTHING = kvstore.Changes.of([], SCHEMA)
-WRITER = 0
-MORE: list[Operation] = [
+WRITER, STRANGER = 0, 77
+MORE: tuple[Operation, ...] = (
     ("upsert", {"k": 3, "v": -1, "s": "after"}),
     ("upsert", {"k": 99, "v": -1, "s": None}),
     ("delete", {"k": 5}),
-]
+)
 ABSENT: dict[str, Any] = {"v": -7, "s": "nothing"}
 """Values that no row has, of columns with which an index begins."""
-MORE_CHANGES = kvstore.Changes.of(MORE, SCHEMA)
+LONG_MS = 60_000
+KINDS: dict[int, StepKind] = {OF_EPOCHS: "epoch", OF_NAMED: "named"}
+"""How a writer sends; all others send batches of their own."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finding:
     """What was found in one state.
 
     Attributes:
         fits: Numbers of done steps that the contents agree with.
-        end: Log end, -1 without a table.
         problem: What is wrong whatever was confirmed; empty if nothing is.
         badness: The kind of that problem.
         noticed: The store, or its check, said that it is damaged.
@@ -51,7 +58,6 @@ class Finding:
     """
 
     fits: frozenset[float] = frozenset()
-    end: int = -1
     problem: str = ""
     badness: Badness = "MIXED"
     noticed: bool = False
@@ -60,95 +66,45 @@ class Finding:
 
 
 class Wrong(Exception):
-    """The store does not do what the model does."""
+    """The store does not do what the model does. ``noticed``: it says so."""
 
-    def __init__(self, problem: str, badness: Badness = "MIXED") -> None:
+    def __init__(self, problem: str, *, noticed: bool = False) -> None:
         super().__init__(problem)
-        self.badness: Badness = badness
+        self.noticed = noticed
 
 
-def examine(path: Path, history: History, *, thorough: bool = True) -> Finding:
-    """Open the store, compare it, write to it, check it, open it again and compare it again.
+@lru_cache(maxsize=1)
+def prepare() -> None:
+    """Start what object stores need, so that it is not taken for something that was left over."""
+    with tempfile.TemporaryDirectory() as name:
+        list(ObjectStore(name).list())
+
+
+def examine(directory: Path, history: History, *, thorough: bool = True) -> Finding:
+    """Open the store, compare all of it, go on with all of it, check it, open it again and compare it again.
 
     Nothing expires meanwhile. If anything could have before, the index is lost in the end and must come back.
 
     Args:
-        thorough: Ask for every batch that writers may repeat, not only the last; after the reopen read all changes, not
-            only the new ones, and write once more.
+        directory: Directory of the run: the store is in it, and the replica.
+        thorough: Send again every batch that may be, not only each writer's last, and what must be refused; restore
+            from the replica.
     """
-    with patch.object(Maintenance, "begin"):
-        return _examined(path, history, thorough=thorough)
-
-
-def _examined(path: Path, history: History, *, thorough: bool) -> Finding:
-    settings = {**history.script.options, "commit_idle_ms": 60_000, "commit_wait_ms": 60_000}
-    had_store = (path / "STORE").exists()
-    fits: frozenset[float] = frozenset()
-    end, retries = -1, 0
-    with problems() as problem:
-        with kvstore.open(path, **settings) as store:
-            if TABLE not in store.list_tables():
-                fits = frozenset(
-                    moment.done
-                    for moment in history.moments
-                    if moment.model is None and (had_store or not moment.has_store)
-                )
-                model = Model(("k",))
-                store.create_table(TABLE, SCHEMA, primary_key="k")
-            else:
-                end = store.table(TABLE).offsets()[0][1]
-                fitting = _compare(store.table(TABLE), history)
-                fits = frozenset(moment.done for moment in fitting)
-                assert fitting[-1].model is not None
-                model = copy_of(fitting[-1].model)
-            retries = _go_on(store.table(TABLE), model, thorough=thorough)
-            findings = store.check().findings
-            if findings:
-                return Finding(fits, end, f"check finds {findings}", noticed=True)
-        with kvstore.open(path, **settings) as store:
-            table = store.table(TABLE)
-            rows = batch_of(model.rows)
-            equal_rows(_rows(table), rows, "rows after a reopen")
-            _finds(table, rows)
-            start = max(table.offsets()[0][0], 0 if thorough else end)
-            new = [change for change in model.log if change[0] >= start]
-            equal_rows(_changes(table, start), changes_of(new), "changes after a reopen")
-            if thorough:
-                _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
-        if history.script.retention_ms is not None:
-            shutil.rmtree(path / "tables" / "1" / "0" / "index")
-            with kvstore.open(path, **settings) as store:
-                table = store.table(TABLE)
-                equal_rows(_rows(table), batch_of(model.rows), "rows after the index was lost")
-                _equals_answer(table, MORE_CHANGES, model, WRITER, model.next_sequence(WRITER) - 1)
-                findings = store.check().findings
-                if findings:
-                    return Finding(fits, end, f"check finds {findings} after the index was lost", noticed=True)
-    return Finding(fits, end, retries=retries, **problem)
-
-
-@contextmanager
-def problems() -> Iterator[dict[str, Any]]:
-    """What a :class:`Finding` says of the errors inside, which are what a user would get."""
-    problem: dict[str, Any] = {}
+    finding = Finding()
     try:
-        yield problem
+        with patch.object(Maintenance, "begin"):
+            _Examination(directory, history, finding, thorough=thorough).run()
     except Wrong as wrong:
-        problem |= {"problem": str(wrong), "badness": wrong.badness}
-    except Exception as error:
-        noticed = isinstance(error, CorruptData)
-        problem |= {"problem": f"{type(error).__name__}: {error}", "badness": "UNREADABLE", "noticed": noticed}
+        finding.problem, finding.noticed = str(wrong), wrong.noticed
+    except Exception as error:  # whatever it is, the user would get it
+        finding.problem, finding.badness = f"{type(error).__name__}: {error}", "UNREADABLE"
+        finding.noticed = isinstance(error, CorruptData)
+    return finding
 
 
-def judge(finding: Finding, window: Window, history: History) -> tuple[Badness, str] | None:
+def judge(finding: Finding, window: Window) -> tuple[Badness, str] | None:
     """What is bad about a state, given what had been confirmed and started; None if nothing is."""
     if finding.problem:
-        if finding.badness == "MIXED" and not finding.fits and finding.end >= 0:
-            ends = [moment.model.end for moment in history.moments if moment.model and window.holds(moment.done)]
-            if ends and finding.end < ends[0]:
-                return "LOST", finding.problem
-            if ends and finding.end > ends[-1]:
-                return "PHANTOM", finding.problem
         return finding.badness, finding.problem
     if any(window.holds(done) for done in finding.fits):
         return None
@@ -156,95 +112,235 @@ def judge(finding: Finding, window: Window, history: History) -> tuple[Badness, 
     return ("LOST" if max(finding.fits) < window.confirmed else "PHANTOM"), what
 
 
-def _compare(table: kvstore.Table, history: History) -> list[Moment]:
-    """Moments that the table agrees with."""
-    end = table.offsets()[0][1]
-    fitting = history.ending_at(end)
-    if not fitting:
-        raise Wrong(f"the log ends at {end}, which is between two batches")
-    moment = fitting[-1]
-    start, _ = table.offsets()[0]
-    changes = history.changes.slice(0, moment.changes)
-    expected = changes if not start else changes.filter(pc.field("_log_offset") >= start)
-    equal_rows(_changes(table, start), expected, "changes")
-    equal_rows(_rows(table), moment.rows, "rows")
-    count = table.count()
-    is_true(count == moment.rows.num_rows, lambda: f"{moment.rows.num_rows} rows are counted as {count}")
-    names = frozenset(table.indexes)
-    fitting = [moment for moment in fitting if moment.indexes == names]
-    if not fitting:
-        raise Wrong(f"the log ends at {end}, where the table never had the indexes {sorted(names)}")
-    _finds(table, moment.rows)
-    return fitting
+class _Examination:
+    def __init__(self, directory: Path, history: History, finding: Finding, *, thorough: bool) -> None:
+        self._directory, self._history, self._script = directory, history, history.script
+        self._options = {**self._script.options, "commit_idle_ms": LONG_MS, "commit_wait_ms": LONG_MS}
+        self._worker = Worker(directory, self._script)
+        self._finding, self._thorough = finding, thorough
+
+    def run(self) -> None:
+        path = self._directory / STORE
+        exists = (path / "STORE").exists()
+        with opened(path, self._options) as store:
+            world = self._completed(store, self._fitting(store, exists=exists))
+            self._send_again(store, world)
+            world = self._write_on(store, world)
+            if self._script.source:
+                world = self._load(store, world)
+                self._ship(store)
+            _check(store)
+        with opened(path, self._options) as store:
+            self._is_the_same(store, world, is_written=self._thorough or bool(self._script.source))
+        if self._script.retention_ms is not None:
+            shutil.rmtree(path / "tables" / "1" / "0" / "index")
+            with opened(path, self._options) as store:
+                self._is_the_same(store, world, is_written=True)
+                _check(store)
+
+    def _fitting(self, store: kvstore.Store, *, exists: bool) -> World:
+        """The last of the worlds that the store agrees with."""
+        key = _key_of(store, self._script, exists=exists)
+        moments = self._history.moments.get(key)
+        if not moments:
+            raise Wrong(f"there was never a store such as {key}")
+        contents = contents_of(store)
+        problems = [_problem(contents, world) for _, world in moments]
+        fitting = [moment for moment, problem in zip(moments, problems, strict=True) if problem is None]
+        if not fitting:
+            raise Wrong(str(problems[-1]))
+        self._finding.fits = frozenset(done for done, _ in fitting)
+        world = fitting[-1][1]
+        _search(store, world)
+        return world
+
+    def _is_the_same(self, store: kvstore.Store, world: World, *, is_written: bool) -> None:
+        """The store was opened again: compare it, and perhaps write to it."""
+        _equal(_key_of(store, self._script), world.key(), "the store after a reopen")
+        if problem := _problem(contents_of(store), world):
+            raise Wrong(f"{problem}, after a reopen")
+        _search(store, world)
+        if is_written:
+            table = world.by_name[TABLE]
+            last, _ = table.models[0].sent[WRITER][-1]
+            _is_answered(store, Step("batch", writer=WRITER, number=last), table, duplicated=True)
+            self._finding.retries += 1
+
+    def _completed(self, store: kvstore.Store, world: World) -> World:
+        """Make what the script makes in the beginning and is not there yet, for the rest is about it."""
+        for step in self._script.steps:
+            if step.kind in ("open", "create", "add replica", "create job") and step.table == TABLE:
+                self._worker.do_in(store, step)
+                world = after(world, step)
+        return world
+
+    def _send_again(self, store: kvstore.Store, world: World) -> None:
+        for name, table in world.tables:
+            for bucket, model in enumerate(table.models):
+                for writer, sent in model.sent.items():
+                    if writer == OF_JOB:
+                        continue
+                    self._duplicate(store, name, table, bucket, writer)
+                    if self._thorough and writer not in KINDS:
+                        _is_refused(store, Step("batch", name, bucket, (), writer, model.next_sequence(writer) + 1))
+                        if len(sent) > WINDOW:
+                            _is_refused(store, Step("batch", name, bucket, (), writer, sent[-WINDOW - 1][0]))
+        _is_refused(store, Step("batch", writer=STRANGER, number=3))
+
+    def _duplicate(self, store: kvstore.Store, name: str, table: Table, bucket: int, writer: int) -> None:
+        """Send batches of a writer again: each is one, with the offsets it got."""
+        sent = table.models[bucket].sent[writer][-WINDOW:]
+        for number, _ in sent if self._thorough else sent[-1:]:
+            step = Step(KINDS.get(writer, "batch"), name, bucket, (), writer, number)
+            _is_answered(store, step, table, duplicated=True)
+            self._finding.retries += 1
+
+    def _write_on(self, store: kvstore.Store, world: World) -> World:
+        model = world.by_name[TABLE].models[0]
+        of_bucket = tuple(each for each in MORE if bucket_of(each[1]["k"], len(world.by_name[TABLE].models)) == 0)
+        steps = [Step("batch", operations=of_bucket, writer=WRITER, number=model.next_sequence(WRITER))]
+        if self._script.source:
+            steps.append(Step("epoch", operations=MORE, writer=OF_EPOCHS, number=model.next_sequence(OF_EPOCHS)))
+        for step in steps:
+            world = after(world, step)
+            _is_answered(store, step, world.by_name[TABLE], duplicated=False)
+            _is_answered(store, step, world.by_name[TABLE], duplicated=True)
+            self._finding.retries += 1
+        _equal(store.table(TABLE).get(99), MORE[1][1], "a row just written")
+        return world
+
+    def _load(self, store: kvstore.Store, world: World) -> World:
+        """Have the job load all that it has not."""
+        store.job(JOB).run()
+        while world.loaded < len(list(Path(self._script.source).iterdir())):
+            world = after(world, Step("load"))
+        _equal(_key_of(store, self._script), world.key(), "the store after its job was run")
+        return world
+
+    def _ship(self, store: kvstore.Store) -> None:
+        place = self._directory / REPLICA
+        place.mkdir(exist_ok=True)  # a power cut may have taken it
+        # The catalog has the place of the run.
+        replica = Replica(store.runtime, REPLICA, lambda: None, lambda _: ObjectStore(str(place)))
+        store.flush()
+        replica.ship()
+        if findings := replica.check().findings:
+            self._finding.repaired = True
+            report = replica.repair()
+            _is_true(bool(report), lambda: f"a replica with {findings} is repaired, and yet {report.findings}")
+        if self._thorough:
+            with tempfile.TemporaryDirectory(dir=self._directory) as name:
+                kvstore.restore(str(place), Path(name) / STORE)
+                with opened(Path(name) / STORE, self._options) as back:
+                    _equal(contents_of(back), contents_of(store), "what was restored")
 
 
-def _finds(table: kvstore.Table, rows: pa.RecordBatch) -> None:
+class _Contents(NamedTuple):
+    """What is read of a table."""
+
+    counted: int
+    offsets: dict[Any, tuple[Any, Any]]
+    rows: pa.Table
+    changes: list[pa.Table]
+
+
+def contents_of(store: kvstore.Store) -> dict[str, _Contents]:
+    """All tables of a store."""
+    contents = {}
+    for name in store.list_tables():
+        table = store.table(name)
+        rows = table.scan().read_all()
+        rows = rows if table.buckets == 1 else rows.sort_by("k")
+        changes = [table.changelog(bucket=bucket).read_all() for bucket in range(table.buckets)]
+        contents[name] = _Contents(table.count(), table.offsets(), rows, changes)
+    return contents
+
+
+def _problem(contents: dict[str, _Contents], world: World) -> str | None:
+    """What is other in a store than in a world of the same key; None if nothing is."""
+    for name, expected in world.tables:
+        table = contents[name]
+        if not table.rows.equals(expected.rows):
+            return f"rows of {name}: {table.rows.to_pylist()}, not {expected.rows.to_pylist()}"
+        if table.counted != expected.rows.num_rows:
+            return f"{expected.rows.num_rows} rows of {name} are counted as {table.counted}"
+        for bucket, changes in enumerate(expected.changes):
+            start, _ = table.offsets[bucket]
+            kept = changes.filter(pc.field("_log_offset") >= start) if start else changes
+            seen = table.changes[bucket].select(changes.schema.names)
+            if not seen.equals(kept):
+                return f"changes of {name}, bucket {bucket}: {seen.to_pylist()}, not {kept.to_pylist()}"
+    return None
+
+
+def _search(store: kvstore.Store, world: World) -> None:
     """Each index finds the rows of each value, and of one that there is not."""
-    for name in {columns[0] for columns in table.indexes.values()}:
-        column = rows.column(name)
-        for value in [*pc.unique(column).to_pylist(), ABSENT[name]]:
-            there = pc.is_null(column) if value is None else pc.equal(column, value)
-            found = table.find(**{name: value}).combine_chunks().to_batches()
-            equal_rows(together(found, SCHEMA), rows.filter(there), f"rows of {name} = {value!r:.30}")
+    for table, expected in world.tables:
+        indexes = store.table(table).indexes if expected.indexes else {}
+        for name in {columns[0] for columns in indexes.values()}:
+            column = expected.rows.column(name)
+            for value in [*pc.unique(column).to_pylist(), ABSENT[name]]:
+                rows = expected.rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))
+                _equal(store.table(table).find(**{name: value}), rows, f"rows of {name} = {value!r:.30}")
 
 
-def _go_on(table: kvstore.Table, model: Model, *, thorough: bool) -> int:
-    """Write to the table; returns how many batches were sent again."""
-    retries = 1
-    for writer, sent in model.sent.items():
-        remembered = [sequence for sequence, _ in sent[-WINDOW:]]
-        for sequence in remembered if thorough else remembered[-1:]:
-            _equals_answer(table, NOTHING, model, writer, sequence)
-            retries += 1
-        if thorough:
-            _is_refused(table, writer, model.next_sequence(writer) + 1)
-        if thorough and len(sent) > WINDOW:
-            _is_refused(table, writer, sent[-WINDOW - 1][0])
-    _is_refused(table, 77, 3)
-    sequence = model.next_sequence(WRITER)
-    _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
-    _equals_answer(table, MORE_CHANGES, model, WRITER, sequence)
-    row = table.get(99)
-    is_true(row == MORE[1][1], lambda: f"a row just written is {row}")
-    return retries
-
-
-def _equals_answer(table: kvstore.Table, changes: kvstore.Changes, model: Model, writer: int, sequence: int) -> None:
+def _is_answered(store: kvstore.Store, step: Step, table: Table, *, duplicated: bool) -> None:
+    """A batch that the table has is answered as it is by the model."""
+    answer = dict(table.models[step.bucket].sent[step.writer])[step.number]
     try:
-        result = table.bucket(0).apply(changes, writer, sequence)
+        result = write(store, step)
     except OutOfOrderSequence as error:
-        raise Wrong(f"writer {writer}: {error}") from error
-    answer = Answer(result.first_offset, result.last_offset, result.duplicated)
-    expected = model.apply(MORE if changes is MORE_CHANGES else [], writer, sequence)
-    is_true(answer == expected, lambda: f"writer {writer} sequence {sequence}: {answer}, not {expected}")
+        raise Wrong(f"writer {step.writer}: {error}") from error
+    given = result.first_offset, result.last_offset, result.duplicated
+    expected = answer.first_offset, answer.last_offset, duplicated
+    _equal(given, expected, f"writer {step.writer} of {step.table}, bucket {step.bucket}, batch {step.number}")
 
 
-def _is_refused(table: kvstore.Table, writer: int, sequence: int) -> None:
+def _is_refused(store: kvstore.Store, step: Step) -> None:
     try:
-        result = table.bucket(0).apply(NOTHING, writer, sequence)
+        result = write(store, step)
     except OutOfOrderSequence:
         return
-    raise Wrong(f"writer {writer} sequence {sequence} is out of order and was taken: {result}")
+    raise Wrong(f"writer {step.writer} sequence {step.number} is out of order and was taken: {result}")
 
 
-def _rows(table: kvstore.Table) -> pa.RecordBatch:
-    return together(list(table.scan()), SCHEMA)
+def _check(store: kvstore.Store) -> None:
+    findings = store.check().findings
+    if findings:
+        raise Wrong(f"check finds {findings}", noticed=True)
 
 
-def _changes(table: kvstore.Table, start: int) -> pa.RecordBatch:
-    return together(list(table.changelog(start, columns=CHANGES.names)), CHANGES)
+def _key_of(store: kvstore.Store, script: Script, *, exists: bool = True) -> str:
+    """A store as :meth:`World.key` describes it; without a job there is nothing but tables."""
+    tables = {}
+    for name in store.list_tables():
+        table = store.table(name)
+        ends = tuple(end for _, (_, end) in sorted(table.offsets().items()))
+        tables[name] = table.schema.names, ends, sorted(table.indexes)
+    if not script.source:
+        return repr((exists, tables, None, False, False, 0))
+    known = store.consumers.get(CONSUMER, {}).get(TABLE)
+    position = None if known is None else tuple(known[bucket] for bucket in sorted(known))
+    has_job = JOB in store.list_jobs()
+    tasks = _tasks(store.job(JOB)) if has_job else 0
+    return repr((exists, tables, position, REPLICA in store.replicas, has_job, tasks))
 
 
-def together(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
-    if not batches:
-        return pa.RecordBatch.from_pylist([], schema)
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+def _tasks(job: kvstore.Job) -> int:
+    """How many tasks a job has ended; its offset and statistics are those of as many."""
+    status = job.show()
+    totals = status.statistics
+    tasks = totals.succeeded_tasks
+    _equal(status.offset, f"{tasks - 1:03}.csv" if tasks else None, "the job's offset")
+    counts = totals.file_number, totals.scanned_rows, totals.loaded_rows, totals.filtered_rows, totals.failed_tasks
+    _equal(counts, (tasks, FILE_ROWS * tasks, FILE_ROWS * tasks, 0, 0), "the job's statistics")
+    return tasks
 
 
-def equal_rows(found: pa.RecordBatch, expected: pa.RecordBatch, what: str) -> None:
-    is_true(found.equals(expected), lambda: f"{what}: {found.to_pylist()}, not {expected.to_pylist()}")
+def _equal(given: object, expected: object, what: str) -> None:
+    _is_true(given == expected, lambda: f"{what}: {given}, not {expected}")
 
 
-def is_true(holds: bool, otherwise: Callable[[], str]) -> None:
+def _is_true(holds: bool, otherwise: Callable[[], str]) -> None:
     if not holds:
         raise Wrong(otherwise())

@@ -19,9 +19,10 @@ from typing import Any
 import kvstore
 from kvstore.errors import StoreError
 from tests.crash.bugs import planted
-from tests.crash.history import History, Window
+from tests.crash.history import History, Marks, Window
+from tests.crash.scripts import script
 from tests.crash.verdict import examine, judge
-from tests.crash.workload import MARKS, STORE, TABLE, Script, run, script
+from tests.crash.workload import MARKS, STORE, TABLE, Script, run
 from tests.proof.power import Disk
 from tests.support.image_workers import Here
 from tests.support.processes import Child, Pipe
@@ -84,16 +85,12 @@ def read(path: Path) -> None:
                 time.sleep(0.02)
 
 
-def window_of(marks: str, plan: Script) -> Window:
+def window_of(marks: bytes, plan: Script) -> Window:
     """What was begun and confirmed, by the marks."""
-    confirmed = started = 0
+    read = Marks(plan)
     for line in marks.splitlines():
-        word, number, *_ = line.split()
-        if word == "START":
-            started = int(number) + 1
-        elif word == "ACK" and plan.is_confirmed_by(int(number)):
-            confirmed = int(number) + 1
-    return Window(confirmed, started)
+        read.add(line)
+    return read.window
 
 
 def cut_once(disk: Disk, mother: Child, work: Path, random: Random, bug: str | None = None) -> str | None:
@@ -113,13 +110,13 @@ def cut_once(disk: Disk, mother: Child, work: Path, random: Random, bug: str | N
         time.sleep(0.0005)
     time.sleep(after)
     # Of an fsync under way when it is shut down ext4 may say that it succeeded: what counts was confirmed before.
-    confirmed, given = marks.read_text(), _lines(directory / IDS)
+    confirmed, given = marks.read_bytes(), _lines(directory / IDS)
     disk.cut()
     mother.say("kill")
     assert mother.hear() == "dead"
     disk.unmount()
     disk.mount()
-    window = Window(window_of(confirmed, plan).confirmed, window_of(marks.read_text(), plan).started)
+    window = Window(window_of(confirmed, plan).confirmed, window_of(marks.read_bytes(), plan).started)
     what = _judged(directory, plan, window, [int(line) for line in given])
     shutil.rmtree(disk.path / "store")
     shutil.rmtree(directory)
@@ -127,8 +124,7 @@ def cut_once(disk: Disk, mother: Child, work: Path, random: Random, bug: str | N
 
 
 def _judged(directory: Path, plan: Script, window: Window, given: list[int]) -> str | None:
-    history = History(plan)
-    found = judge(examine(directory / STORE, history), window, history)
+    found = judge(examine(directory, History(plan)), window)
     if found is not None:
         return f"{found[0]}: {found[1]}; {window}"
     settings: dict[str, Any] = {**plan.settings}
