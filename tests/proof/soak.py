@@ -137,7 +137,8 @@ def write(stage: Stage, writer: int) -> None:
             assert again.duplicated, f"step {step} was acknowledged, and is not known: {again}"
             assert offsets_of(again) == done[step], f"step {step} again: {again}, not {done[step]}"
         step = len(done)
-        while not stage.is_over(0.01):
+        # What a writer that was killed had begun may be there: it is done again even if the end has come.
+        while step < begun or not stage.is_over(0.01):
             if step == begun:
                 diary.write(f"begin {step}")
             answer = stage.until_let(lambda step=step: _sent(store, writer, step))
