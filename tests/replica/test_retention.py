@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +18,17 @@ from kvstore.bucket import maintenance
 from kvstore.bucket.maintenance import Maintenance
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest, ReplicaBehind, Unavailable
+from kvstore.meta.state import TableDefinition
 from kvstore.options import StoreOptions
 from kvstore.replica.check import missing
 from kvstore.replica.read.restore import Restore
 from kvstore.replica.read.tail import ReplicaTail
 from kvstore.replica.replica import MAINTENANCE_SECONDS
+from kvstore.replica.ship.retention import Retention as ReplicaRetention
 from kvstore.replica.source import Source
+from kvstore.store.runtime import StoreRuntime
 from kvstore.store.store import Store
+from kvstore.table.open_table import OpenTable
 from logformat.catalog.replicas import CATALOG, Finding, Stream
 from logformat.ids import BucketId, TableId
 from logformat.replica import manifest as replica_manifest, retention as retention_object
@@ -32,6 +37,7 @@ from logformat.replica.retention import Retention
 from tests.replica.followers import follower
 from tests.replica.objects import SCHEMA, Objects, replica_of, restored, save_image
 from tests.support.clocks import SetClock
+from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
 
 VALUES = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.string())])
@@ -217,6 +223,40 @@ def test_tables_that_were_dropped_long_ago_are_removed(history: History) -> None
     history.go_on(90)
     assert not any(name.stream == of_dropped for name in history.objects.names)
     assert min(name.start for name in history.objects.names if name.stream == CATALOG)
+
+
+def drop(pipe: Pipe, path: Path, name: str) -> None:
+    with kvstore.open(path) as store:
+        store.drop_table(name)
+    pipe.send("dropped")
+
+
+def test_a_table_that_another_process_drops_meanwhile_is_no_damage(
+    history: History, caplog: pytest.LogCaptureFixture
+) -> None:
+    history.store.create_table("dropped", SCHEMA, "k", retention=KEPT).upsert([{"k": 1, "v": 1}])
+    history.step()
+    kept_ms, open_table = ReplicaRetention.kept_ms, StoreRuntime.open_table
+    done: list[str] = []
+
+    def opened(runtime: StoreRuntime, definition: TableDefinition) -> OpenTable:
+        table = open_table(runtime, definition)
+        if definition.name == "dropped" and not done:
+            with Child(drop, history.path, "dropped") as child:
+                done.append(child.hear())
+        return table
+
+    with ExitStack() as patches:
+
+        def maintained(retention: ReplicaRetention) -> int:
+            patches.enter_context(patch.object(StoreRuntime, "open_table", opened))
+            return kept_ms(retention)
+
+        patches.enter_context(patch.object(ReplicaRetention, "kept_ms", maintained))
+        history.step(2 * KEPT // dt.timedelta(milliseconds=1))
+    assert done == ["dropped"]
+    assert not caplog.records
+    assert not history.replica.check().findings
 
 
 def test_tables_without_a_retention_are_kept_whole(history: History, tmp_path: Path) -> None:

@@ -26,7 +26,6 @@ from kvstore.store.runtime import StoreRuntime
 from logformat import paths
 from logformat.catalog.image import Reader
 from logformat.catalog.replicas import CATALOG, ReplicaStatus, Shipped, Stream
-from logformat.ids import BucketId
 from logformat.log.snapshot_manifest import decode_manifest
 from logformat.replica import retention as retention_object
 from logformat.replica.object_file import ObjectName
@@ -121,27 +120,16 @@ class Retention:
         """What changes of the manifest: later beginnings, and further snapshots, which are shipped here."""
         before_ms = self._runtime.clock.now_ms() - keep_ms
         begins: list[int] = []
-        for stream, handle in self._expiring():
+        for stream, handle in self._shipper.handles():
             shipped = status.of(stream)
-            if shipped is None:
-                continue
-            taken = next(snapshot.readable(handle.paths.directory, handle.identity), None)
-            now = shipped
-            if taken is not None:
-                now = self._with_snapshot(shipped, taken.offset, taken.manifest.last_timestamp, listed)
-            log_start = handle.log.start()
-            now = _from(
-                now,
-                (
-                    each
-                    for each in now.snapshots
-                    if each <= log_start and (not keep_ms or self._time(stream, each, listed) <= before_ms)
-                ),
-            )
-            if now.start:
-                begins.append(self._time(stream, now.start, listed))
-            if now != shipped:
-                yield now
+            with self._shipper.unless_dropped(stream):
+                if shipped is None or not self._expires(stream, handle):
+                    continue
+                now = self._begun(shipped, handle, before_ms if keep_ms else None, listed)
+                if now.start:
+                    begins.append(self._time(stream, now.start, listed))
+                if now != shipped:
+                    yield now
         catalog = status.of(CATALOG)
         if catalog is None:
             return
@@ -158,12 +146,31 @@ class Retention:
         if now != catalog:
             yield now
 
-    def _expiring(self) -> Iterator[tuple[Stream, BucketHandle]]:
-        """Buckets whose log expires."""
-        for definition in self._runtime.catalog().tables.values():
-            for bucket, handle in enumerate(self._runtime.open_table(definition).handles):
-                if definition.options.retention_ms is not None or handle.log.start():
-                    yield Stream(definition.id, BucketId(bucket)), handle
+    def _expires(self, stream: Stream, handle: BucketHandle) -> bool:
+        definition = self._runtime.catalog().tables.get(stream.table_id)
+        return definition is not None and (definition.options.retention_ms is not None or handle.log.start() > 0)
+
+    def _begun(
+        self, shipped: Shipped, handle: BucketHandle, before_ms: int | None, listed: dict[ObjectName, int]
+    ) -> Shipped:
+        """What was shipped of a bucket, with its newest snapshot, from the last one on that is old enough.
+
+        Args:
+            before_ms: When the replica keeps nothing more of; None if it keeps no longer than the table.
+        """
+        now = shipped
+        taken = next(snapshot.readable(handle.paths.directory, handle.identity), None)
+        if taken is not None:
+            now = self._with_snapshot(shipped, taken.offset, taken.manifest.last_timestamp, listed)
+        log_start = handle.log.start()
+        return _from(
+            now,
+            (
+                each
+                for each in now.snapshots
+                if each <= log_start and (before_ms is None or self._time(now.stream, each, listed) <= before_ms)
+            ),
+        )
 
     def _with_snapshot(self, shipped: Shipped, newest: int, time_ms: int, listed: dict[ObjectName, int]) -> Shipped:
         """What was shipped of a stream, with the store's newest snapshot, which is shipped if the replica lacks it."""

@@ -162,7 +162,7 @@ class Shipper:
                 before = status.of(stream)
                 if before is None or before.end < end:
                     lag += end - (before.end if before is not None else 0)
-                    with self._unless_dropped(stream):
+                    with self.unless_dropped(stream):
                         shipped.append(self._ship_bucket(stream, handle, before, end))
             streams |= ends.keys()
             # A table may have come with rows meanwhile, perhaps in the place of another: it never was without them.
@@ -460,7 +460,7 @@ class Shipper:
         """Whether each bucket has its batches of the commits that are open before its end."""
         for stream, (handle, end) in ends.items():
             if commits := state.writers_of(stream.table_id).commits:
-                with self._unless_dropped(stream), handle.latest() as view:
+                with self.unless_dropped(stream), handle.latest() as view:
                     entries = view.writers_of(commit.writer_id for commit in commits)
                     known = WriterStates({id: each for id, entry in entries.items() if (each := entry.before(end))})
                     if not all(known.has(commit.writer_id, commit.sequence) for commit in commits):
@@ -470,19 +470,20 @@ class Shipper:
     def _ends(self, known: Container[Stream] = ()) -> dict[Stream, tuple[BucketHandle, Offset]]:
         """The ends of all buckets but those that are known."""
         ends = {}
-        for stream, handle in self._handles():
+        for stream, handle in self.handles():
             if stream not in known:
-                with self._unless_dropped(stream):
+                with self.unless_dropped(stream):
                     ends[stream] = handle, handle.committed().applied_offset
         return ends
 
-    def _handles(self) -> Iterator[tuple[Stream, BucketHandle]]:
+    def handles(self) -> Iterator[tuple[Stream, BucketHandle]]:
+        """All buckets of the store."""
         for definition in self._runtime.catalog().tables.values():
             for bucket, handle in enumerate(self._runtime.open_table(definition).handles):
                 yield Stream(definition.id, BucketId(bucket)), handle
 
     @contextmanager
-    def _unless_dropped(self, stream: Stream) -> Iterator[None]:
+    def unless_dropped(self, stream: Stream) -> Iterator[None]:
         """Ignore errors that come from a table that another process drops meanwhile."""
         try:
             yield
