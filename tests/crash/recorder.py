@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pyarrow as pa
+
 from tests.crash.bugs import planted
 from tests.crash.jobs import JOBS
 from tests.crash.trace import UNDISTURBED, Plan, Trace, TracingRefused, follow, stop_to_be_traced
@@ -89,6 +91,7 @@ def _serve() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    pa.array([0])  # imports pandas where it is there: once, not in each process that is forked
     while True:
         try:
             order: Order = pickle.load(orders)
