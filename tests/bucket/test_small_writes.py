@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -331,3 +334,25 @@ def test_an_answer_may_be_asked_for_again() -> None:
         assert wait_for(refused) is refused
         with pytest.raises(SchemaMismatch):
             answer_of(refused)
+
+
+ROW_BY_ROW = """
+import sys
+import kvstore
+with kvstore.open(sys.argv[1], durability="none", commit_idle_ms=60_000, commit_wait_ms=60_000) as store:
+    table = store.create_table("t", {"k": "int64", "name": "string"}, "k")
+    for k in range(1000):
+        table.upsert({"k": k, "name": f"name {k}" * (k % 9)})
+    store.flush()
+    assert table.get(8)["name"] == "name 8" * 8
+print("pandas" in sys.modules)
+import pandas
+"""
+
+
+def test_a_program_that_upserts_row_by_row_does_not_wait_for_pandas(tmp_path: Path) -> None:
+    """Arrow imports it for some of its calls, where it is there: a third of a second, in which every thread waits."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROW_BY_ROW, tmp_path / "store"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"

@@ -156,7 +156,7 @@ class Retention:
         """What was shipped of a bucket, with its newest snapshot, from the last one on that is old enough.
 
         Args:
-            before_ms: When the replica keeps nothing more of; None if it keeps no longer than the table.
+            before_ms: The time (ms) up to which the replica keeps nothing; None if it keeps no longer than the table.
         """
         now = shipped
         taken = next(snapshot.readable(handle.paths.directory, handle.identity), None)
