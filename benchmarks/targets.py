@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from benchmarks import growth_results
 from benchmarks.measuring import KVSTORE, Line, Lines
-from benchmarks.peers import RawLimit, Sqlite
+from benchmarks.peers import LmdbByHand, RawLimit, RocksDict, Sqlite
 from benchmarks.rows import COMPOSITE_KEYS, STRING_KEYS
 from benchmarks.works import (
     backups,
@@ -26,6 +26,7 @@ from benchmarks.works import (
     recovery,
     shapes,
     small,
+    updates,
     waking,
     wal,
     writes,
@@ -71,12 +72,12 @@ TARGETS = [
     Target(small.CPU_ONE_UNSYNCED, 150, at_most=True),
     Target(small.CPU_ONE_UNSYNCED, 0.2, small.LONG_WAY, at_most=True),
     Target(small.CPU_TEN_UNSYNCED, 0.33, small.LONG_WAY, at_most=True),
-    Target(small.CPU_ONE, 0.2, small.LONG_WAY, at_most=True),
-    Target(small.CPU_ONE, 2.5, Sqlite.name, at_most=True),
-    Target(small.CPU_TEN, 0.33, small.LONG_WAY, at_most=True),
-    Target(small.CPU_TEN, 2.5, Sqlite.name, at_most=True),
-    Target(small.CPU_THOUSAND, 1.03, small.LONG_WAY, at_most=True),
-    Target(reads.GET, 1, Sqlite.name),
+    Target(updates.CPU_ONE, 1.25, Sqlite.name, at_most=True),
+    Target(updates.CPU_TEN, 1.25, RocksDict.name, at_most=True),
+    Target(updates.CPU_HUNDRED, 0.5, RocksDict.name, at_most=True),
+    Target(updates.CPU_THOUSAND, 0.29, RocksDict.name, at_most=True),
+    Target(updates.CPU_50K, 0.2, LmdbByHand.name, at_most=True),
+    Target(reads.GET, 1.4, Sqlite.name),
     *(Target(gets.line_of(shape), 1, Sqlite.name) for shape in gets.SHAPES),
     *(Target(ranges.range_line_of(shape.name, of="wall"), 1, Sqlite.name) for shape in ranges.SHAPES),
     Target(increments.LINE, 0.8, Sqlite.name),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import kvstore
 from benchmarks.peers.store import Durability
 from benchmarks.rows import NARROW, Shape
+from kvstore.request.encoded import ROWS_MAX
 
 
 class KvStore:
@@ -32,10 +33,10 @@ class KvStore:
         self.store = kvstore.open(path / "kvstore", **settings)
         self.table = self.store.create_table("t", shape.schema, primary_key=list(shape.key), **table_options)
 
-    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch
+    def prepare(self, batch: pa.RecordBatch) -> pa.RecordBatch | list[dict[str, Any]]:
+        return batch.to_pylist() if batch.num_rows <= ROWS_MAX else batch
 
-    def apply(self, prepared: pa.RecordBatch) -> None:
+    def apply(self, prepared: pa.RecordBatch | list[dict[str, Any]]) -> None:
         self.table.upsert(prepared)
 
     def settle(self) -> None:

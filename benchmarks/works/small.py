@@ -17,23 +17,20 @@ import numpy as np
 
 import kvstore
 from benchmarks.measuring import KVSTORE, Figure, Setting, in_turns, seconds
-from benchmarks.peers import Sqlite
 from benchmarks.rows import SCHEMA, Rows
 from kvstore.request import encoded
 
 ONE_ROW = "one row, durable when the call returns"
 BY_THREADS = "one row a call, by threads"
 HANDED_OVER = "100,000 updates, by how they are handed over"
-CPU_ONE, CPU_TEN, CPU_THOUSAND = (f"CPU of an update of {rows}, synced" for rows in ("1 row", "10 rows", "1,000 rows"))
 CPU_ONE_UNSYNCED, CPU_TEN_UNSYNCED = (f"CPU of an update of {rows}, not synced" for rows in ("1 row", "10 rows"))
 LONG_WAY = "kvstore, the long way"
 _CALLS = 300
 _THREADS = (1, 2, 4, 8)
 _SECONDS_OF_THREADS = 0.5
 _HANDED_OVER_ROWS = 100_000
-_CPU_WORK = {CPU_ONE: (1, 2000), CPU_TEN: (10, 1000), CPU_THOUSAND: (1000, 100)}
-"""Rows of an update, and updates of a turn: enough for the index to be committed in time."""
-_CPU_UNSYNCED_WORK = {CPU_ONE_UNSYNCED: (1, 3000), CPU_TEN_UNSYNCED: (10, 1500)}
+_CPU_WORK = {CPU_ONE_UNSYNCED: (1, 3000), CPU_TEN_UNSYNCED: (10, 1500)}
+"""Rows of an update, and updates of a turn."""
 
 Row = dict[str, Any]
 
@@ -124,36 +121,15 @@ def _handed_over(setting: Setting, table: kvstore.Table, rows: Rows) -> Iterator
 
 
 def _cpu(setting: Setting, rows: Rows) -> Iterator[Figure]:
-    """CPU time of all threads: waiting for the disk and for other programs is not in it.
-
-    Each turn ends with a commit of the index, or the next one, which may be another's, would pay for it.
-    """
-    with (
-        kvstore.open(setting.place("cpu")) as store,
-        kvstore.open(setting.place("unsynced"), durability="none") as unsynced,
-    ):
+    """CPU time of all threads; each turn ends with a flush, or the next one would pay for it."""
+    with kvstore.open(setting.place("unsynced"), durability="none") as store:
         table = store.create_table("t", SCHEMA, "k")
         table.upsert(rows.batch(np.arange(rows.count)))
-        table.flush()  # no commit of all these rows is measured below
-        peer = Sqlite(setting.place("sqlite"))
-        if setting.with_others:
-            peer.apply(peer.prepare(rows.batch(np.arange(rows.count))))
+        table.flush()
         for line, (count, number) in _CPU_WORK.items():
-            batches = rows.updates(count, 3 * number)
-            given = cycle([batch if count > encoded.ROWS_MAX else batch.to_pylist() for batch in batches])
-            each = _cpu_each(table.upsert, given, number, table.flush)
-            ways = {KVSTORE: each, LONG_WAY: _long(each)}
-            if setting.with_others:
-                ways[Sqlite.name] = _cpu_each(peer.apply, cycle(list(map(peer.prepare, batches))), number, peer.settle)
-            yield from in_turns(line, ways, setting.rounds, unit="µs")
-        other = unsynced.create_table("t", SCHEMA, "k")
-        other.upsert(rows.batch(np.arange(rows.count)))
-        other.flush()
-        for line, (count, number) in _CPU_UNSYNCED_WORK.items():
             given = cycle([batch.to_pylist() for batch in rows.updates(count, 2 * number)])
-            each = _cpu_each(other.upsert, given, number, other.flush)
+            each = _cpu_each(table.upsert, given, number, table.flush)
             yield from in_turns(line, {KVSTORE: each, LONG_WAY: _long(each)}, setting.rounds, unit="µs")
-        peer.close()
 
 
 def _cpu_each(
