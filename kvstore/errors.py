@@ -2,6 +2,7 @@
 
 from logformat.errors import (
     AggregateOverflow,
+    BatchTooLarge,
     Conflict,
     CorruptBatch,
     CorruptData,
@@ -42,6 +43,7 @@ from logformat.errors import (
 
 __all__ = [
     "AggregateOverflow",
+    "BatchTooLarge",
     "Conflict",
     "CorruptBatch",
     "CorruptData",

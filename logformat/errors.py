@@ -8,6 +8,7 @@
     │   ├── UnknownSchema           no such schema id
     │   ├── InvalidTargetColumns    these columns can't be the target of a partial update
     │   ├── DeletionDisabled        the table takes no deletes
+    │   ├── BatchTooLarge           rows and what they replace do not fit into one batch
     │   ├── KeyTooLarge             an encoded key is longer than 511 bytes
     │   ├── AggregateOverflow       a merged value does not fit its column
     │   ├── NoSuchTable             also a KeyError
@@ -88,6 +89,10 @@ class SchemaMismatch(InvalidRequest):
 
 class UnknownSchema(InvalidRequest):
     """The table has no schema of that id. Nothing was written."""
+
+
+class BatchTooLarge(InvalidRequest):
+    """Rows, with what they replace, are more than one batch of changes holds. Nothing was written."""
 
 
 class InvalidTargetColumns(InvalidRequest):

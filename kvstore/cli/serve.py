@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from types import FrameType
 
 import kvstore
 from kvstore.cli.arguments import Directory, opened_store
 from kvstore.cli.printing import print_line
+from kvstore.errors import NoSuchTable, StoreClosed, Unavailable
 
 _LOOK_SECONDS = 0.5
 """How often it takes the buckets that are free: of new tables, or given back after a commit."""
@@ -27,17 +29,25 @@ def serve(path: Directory) -> None:
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, end)
     with opened_store(path, write=True) as store:
-        own(store)
-        print_line(f"owns the buckets of {path}; Ctrl-C or SIGTERM ends it")
+        others = own(store)
+        waits = f", as soon as other processes give them up: {others} of them" if others else ""
+        print_line(f"owns the buckets of {path}{waits}; Ctrl-C or SIGTERM ends it")
         while not ended.wait(_LOOK_SECONDS):
-            own(store)
+            with suppress(Unavailable):  # such as a full disk; it looks again
+                own(store)
 
 
-def own(store: kvstore.Store) -> None:
-    """Become the owner of every bucket that has none."""
+def own(store: kvstore.Store) -> int:
+    """Become the owner of every bucket that has none.
+
+    Returns:
+        How many buckets other processes own.
+    """
+    others = 0
     for name in store.list_tables():
-        table = store.table(name)
-        for number in range(table.buckets):
-            handle = table.bucket(number).handle
-            if not handle.writes:
-                handle.try_own()
+        with suppress(NoSuchTable, StoreClosed):  # another process has dropped it at this moment
+            table = store.table(name)
+            for number in range(table.buckets):
+                handle = table.bucket(number).handle
+                others += not (handle.writes or handle.try_own())
+    return others

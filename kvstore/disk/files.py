@@ -41,6 +41,7 @@ _NO_DIRECTORY = (
 )
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _TOO_MANY_OPEN = (errno.EMFILE, errno.ENFILE)
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NOT_SUPPORTED = (errno.ENOTSUP, errno.ENOTTY, errno.EINVAL)
 _NETWORK_FILE_SYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs", "glusterfs")
 
@@ -306,6 +307,8 @@ def allocate(descriptor: int, length: int) -> None:
 
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """The error of the store for an error of the disk."""
+    if error.errno == errno.EFBIG:
+        return StoreFull("A file may not become larger; raise the limit (`ulimit -f`) and try again.", path=path)
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path)
     if error.errno == errno.ENOMEM:
@@ -314,6 +317,12 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
         return LogFailed(
             "Too many files are open; raise the limit (`ulimit -n`) and reopen the store. Each bucket has some.",
             path=path,
+        )
+    if error.errno in _FORBIDDEN:
+        return LogFailed(
+            "This user may not write here; give it the rights, or open the store with `read_only=True`.",
+            path=path,
+            reason=error.strerror,
         )
     return LogFailed("The disk failed; repair it and reopen the store.", path=path, reason=error.strerror)
 

@@ -86,6 +86,10 @@ class Watch:
         wake.event.clear()
         return is_woken
 
+    def wake(self) -> None:
+        """End the wait of another thread, or the next one."""
+        self._wake.event.set()
+
     def close(self) -> None:
         """Watch no more; a second call does nothing."""
         if self._is_open:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,13 +19,19 @@ class ChangelogReader(Iterator[pa.RecordBatch]):
 
     Made by :meth:`kvstore.Table.changelog` and :meth:`kvstore.Table.binlog`, which say what it raises.
 
+    Threads that read one wait for each other, and each batch goes to one of them.
+
     Args:
         schema: Schema of all batches.
+        batches: A generator.
+        waits: Those of the generator.
     """
 
-    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch], waits: Waits) -> None:
         self._schema = schema
         self._batches = batches
+        self._waits = waits
+        self._turn = threading.Lock()
 
     @property
     def schema(self) -> pa.Schema:
@@ -32,7 +39,8 @@ class ChangelogReader(Iterator[pa.RecordBatch]):
         return self._schema
 
     def __next__(self) -> pa.RecordBatch:
-        return next(self._batches)
+        with self._turn:
+            return next(self._batches)
 
     def read_all(self) -> pa.Table:
         """The remaining changes, in memory; it does not return before the end of what is followed."""
@@ -59,8 +67,13 @@ class ChangelogReader(Iterator[pa.RecordBatch]):
         return stream_of(pa.RecordBatchReader.from_batches(self._schema, self), requested_schema)
 
     def close(self) -> None:
-        """End the reading; there are no more changes then."""
-        self._batches.close()  # type: ignore[attr-defined]  # a generator
+        """End the reading, also if another thread waits for changes; there are no more changes then."""
+        self._waits.end()
+        if self._turn.acquire(blocking=False):  # else the thread that reads ends it
+            try:
+                self._batches.close()  # type: ignore[attr-defined]
+            finally:
+                self._turn.release()
 
 
 class AsyncChanges(AsyncIterator[pa.RecordBatch]):

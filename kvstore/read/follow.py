@@ -196,6 +196,8 @@ def together(readers: Sequence[Iterator[pa.RecordBatch | None]], waits: Waits) -
             else:
                 waits.found()
                 yield batch
+            if waits.is_over:
+                return
 
 
 class Waits:
@@ -203,6 +205,9 @@ class Waits:
 
     Args:
         buckets: Those it reads.
+
+    Attributes:
+        is_over: Whether the reader is to end.
     """
 
     def __init__(self, buckets: Iterable[BucketReads]) -> None:
@@ -214,6 +219,7 @@ class Waits:
         self._slept = 0.0
         """How long the last wait was, if nothing has ended it."""
         self._missed = 0
+        self.is_over = False
 
     def __enter__(self) -> Self:
         return self
@@ -232,14 +238,20 @@ class Waits:
         self._slept, self._next = 0.0, PAUSE_SECONDS_MIN
 
     def wait(self) -> None:
-        """Wait until something was written, for a while at most."""
+        """Wait until something was written, for a while at most, or until the reader is to end."""
         pause = self._pause()
-        self._ended(pause, woken=self._watch.wait(pause))
+        if not self.is_over:
+            self._ended(pause, woken=self._watch.wait(pause))
 
     async def wait_async(self) -> None:
         """:meth:`wait` for asyncio."""
         pause = self._pause()
         self._ended(pause, woken=await self._watch.wait_async(pause))
+
+    def end(self) -> None:
+        """Have the reader end, also if it waits in another thread."""
+        self.is_over = True
+        self._watch.wake()
 
     def close(self) -> None:
         """Watch no more; a second call does nothing."""

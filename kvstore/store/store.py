@@ -326,7 +326,8 @@ class Store(AlteredTables, ReadStore):
             TransactionConflict: At the end of the block: a row that was read has changed. Nothing was written.
             OutOfOrderSequence: At the end of the block: ``epoch`` is too small. Nothing was written.
             NotAcknowledged: At the end of the block: another process was to commit it, and does not answer; it may be
-                written.
+                written. Or it is committed, and the disk does not take its rows yet; ``where["committed"]`` is true
+                then.
             StoreLocked, StoreFull, CorruptData, LogFailed: At the end of the block; see
                 :meth:`kvstore.Table.apply_epoch`.
         """

@@ -17,7 +17,14 @@ import pyarrow.compute as pc
 
 from kvstore.arguments import shown
 from kvstore.bucket.handle import BucketHandle
-from kvstore.errors import InvalidRequest, InvalidTargetColumns, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    InvalidTargetColumns,
+    SchemaMismatch,
+    StoreError,
+    UnsupportedOperation,
+)
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.scan import rows_where
@@ -50,31 +57,55 @@ def apply_if(
     """
     results_of: dict[BucketId, list[AppendResult]] = {}
     for batch in keys:
-        answers: dict[BucketId, Future[AppendResult | None] | Reply[AppendResult | None]] = {}
-        try:
-            uninterrupted(_submit)(handles, definition, batch, decide, answers)
-            for bucket, answer in answers.items():
-                if (result := answer_of(answer)) is not None:
-                    results_of.setdefault(bucket, []).append(result)
-        except StoreError as error:
-            for bucket, answer in answers.items():
-                if wait_for(answer).exception() is None and (result := answer.result()) is not None:
-                    results_of.setdefault(bucket, []).append(result)
-            if len(handles) > 1:
-                error.where["buckets_written"] = sorted(results_of)
-            raise
+        places_of = row_indices_by_bucket(definition, batch, BucketId(0))
+        parts = {bucket: batch if places is None else batch.take(places) for bucket, places in places_of}
+        _apply_parts(handles, definition, parts, decide, results_of)
     return WriteResult({bucket: spanning(results) for bucket, results in sorted(results_of.items())})
+
+
+def _apply_parts(
+    handles: Sequence[BucketHandle],
+    definition: TableDefinition,
+    parts: Mapping[BucketId, pa.RecordBatch],
+    decide: Decide,
+    results_of: dict[BucketId, list[AppendResult]],
+) -> None:
+    """Apply what ``decide`` makes of the rows of each bucket's keys; of half of them, if one batch can't have all."""
+    answers: dict[BucketId, Future[AppendResult | None] | Reply[AppendResult | None]] = {}
+    failed: StoreError | None = None
+    try:
+        uninterrupted(_submit)(handles, definition, parts, decide, answers)
+        for answer in answers.values():
+            answer_of(answer)
+    except StoreError as error:
+        failed = error
+    answered = {bucket: answer for bucket, answer in answers.items() if wait_for(answer).exception() is None}
+    for bucket, answer in answered.items():
+        if (result := answer.result()) is not None:
+            results_of.setdefault(bucket, []).append(result)
+    if failed is None:
+        return
+    rest = {bucket: keys for bucket, keys in parts.items() if bucket not in answered}
+    if not isinstance(failed, BatchTooLarge) or all(keys.num_rows == 1 for keys in rest.values()):
+        if len(handles) > 1:
+            failed.where["buckets_written"] = sorted(results_of)
+        raise failed
+    _apply_parts(
+        handles, definition, {bucket: keys[: -(-len(keys) // 2)] for bucket, keys in rest.items()}, decide, results_of
+    )
+    others = {bucket: keys[-(-len(keys) // 2) :] for bucket, keys in rest.items() if len(keys) > 1}
+    _apply_parts(handles, definition, others, decide, results_of)
 
 
 def _submit(
     handles: Sequence[BucketHandle],
     definition: TableDefinition,
-    keys: pa.RecordBatch,
+    parts: Mapping[BucketId, pa.RecordBatch],
     decide: Decide,
     answers: dict[BucketId, Future[AppendResult | None] | Reply[AppendResult | None]],
 ) -> None:
-    for bucket, places in row_indices_by_bucket(definition, keys, BucketId(0)):
-        encoded = layout_of(definition).encode_keys(keys if places is None else keys.take(places))
+    for bucket, keys in parts.items():
+        encoded = layout_of(definition).encode_keys(keys)
         handles[bucket].submit(request := ConditionalRequest(encoded.to_list(), decide, definition))
         answers[bucket] = request.answer
 

@@ -424,9 +424,10 @@ class ReadTable:
         check_undoable(definition)
         schema = binlog_schema(definition, names_of(columns))
         names = changelog_columns(schema)
-        how: dict[str, Any] = {"whole_updates": True, "filter": filter}
+        waits = self._reading.waits(bucket)
+        how: dict[str, Any] = {"whole_updates": True, "filter": filter, "waits": waits}
         changes = self._reading.changes(definition, names, start, end, bucket, follow, **how)
-        return ChangelogReader(schema, binlog_of(changes, schema))
+        return ChangelogReader(schema, binlog_of(changes, schema), waits)
 
     def history(self, key: Keys, start: Start = "earliest") -> pa.Table:
         """Every version of a row that the log holds, in order, and who wrote it.

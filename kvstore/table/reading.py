@@ -495,9 +495,9 @@ class Reading:
     ) -> ChangelogReader:
         """Changes by the columns of a definition, whatever they are called by now; see :meth:`ReadTable.changelog`."""
         schema = changelog_schema(definition, names_of(columns))
-        return ChangelogReader(
-            schema, self.changes(definition, schema.names, start, end, bucket, follow, filter=filter)
-        )
+        waits = self.waits(bucket)
+        changes = self.changes(definition, schema.names, start, end, bucket, follow, filter=filter, waits=waits)
+        return ChangelogReader(schema, changes, waits)
 
     def changes(
         self,
@@ -510,6 +510,7 @@ class Reading:
         *,
         whole_updates: bool = False,
         filter: pc.Expression | None = None,
+        waits: Waits | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The batches of :meth:`changelog`.
 
@@ -521,7 +522,7 @@ class Reading:
             raise InvalidRequest("`follow` is True or False.", follow=shown(follow))
         how = {"follow": bool(follow), "whole_updates": whole_updates}
         readers = self.readers(definition, names, start, end, bucket, **how, filter=filter)
-        return self.while_current(together(readers, self.waits(bucket)))
+        return self.while_current(together(readers, waits or self.waits(bucket)))
 
     def readers(
         self,

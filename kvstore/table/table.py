@@ -22,7 +22,14 @@ import pyarrow.compute as pc
 from kvstore.arguments import integer, integer_within, shown
 from kvstore.commit.consumers import consumer_name
 from kvstore.commit.named_writers import CountedWriter
-from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, StoreError, UnsupportedOperation
+from kvstore.errors import (
+    BatchTooLarge,
+    DeletionDisabled,
+    InvalidRequest,
+    SchemaMismatch,
+    StoreError,
+    UnsupportedOperation,
+)
 from kvstore.history.origin import Origins
 from kvstore.history.selection import Selection
 from kvstore.history.undoing import Undo, undo_of
@@ -142,8 +149,9 @@ class Table(ReadTable):
         """Store rows, each in place of the stored row of its key; for a log table, append them.
 
         Up to ``batch_rows_max`` rows of at most 64 MiB are one batch: one commit, all or nothing. More rows are applied
-        in several batches. Each bucket has a batch of its own; if one fails, other buckets may have written theirs:
-        ``buckets_written`` of the error lists them.
+        in several batches, and so are rows that take more than 256 MiB with those that they replace. Each bucket has a
+        batch of its own; if one fails, other buckets may have written theirs: ``buckets_written`` of the error lists
+        them.
 
         Args:
             data: A row (a dict, dataclass or pydantic model), a list or iterator of rows, a frame of pandas or Polars,
@@ -156,6 +164,7 @@ class Table(ReadTable):
             SchemaMismatch, KeyTooLarge, AggregateOverflow: A row does not fit. Nothing of its batch, or of the batches
                 after it, was written; with several buckets, see above.
             InvalidTargetColumns: See ``columns``. Nothing was written.
+            BatchTooLarge: A row takes more than 256 MiB with the one that it replaces. It was not written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         self._reading.access.check_writable()
@@ -164,10 +173,13 @@ class Table(ReadTable):
     def _upsert(self, definition: TableDefinition, data: Data, columns: Sequence[str] | None = None) -> WriteResult:
         writes = encoded_writes(definition) if columns is None else None
         if writes is not None:
+            requests: Mapping[BucketId, Request | SmallRequest] | None = None
             if (few := writes.upserts(data, self._batch_rows_max)) is not None:
-                return WriteResult(self._apply_requests(writes.requests(few)))
-            if (request := writes.arrow(data, self._batch_rows_max)) is not None:
-                return WriteResult(self._apply_requests({BucketId(0): request}))
+                requests = writes.requests(few)
+            elif (request := writes.arrow(data, self._batch_rows_max)) is not None:
+                requests = {BucketId(0): request}
+            if requests is not None and (result := self._in_one_batch(requests)) is not None:
+                return result
         targets = self._targets(definition, columns)
         given = schema_given(definition, definition.schema, targets)
         batches = of_size(intake.record_batches(data, given, fills=targets is None), self._batch_rows_max)
@@ -203,7 +215,9 @@ class Table(ReadTable):
             raise InvalidRequest("Give keys, or a condition by `where`.", table=self.name)
         writes = encoded_writes(definition) if columns is None else None
         if writes is not None and (few := writes.deletes(keys, self._batch_rows_max)) is not None:
-            return WriteResult(self._apply_requests(writes.requests(few)))
+            result = self._in_one_batch(writes.requests(few))
+            if result is not None:
+                return result
         targets = self._targets(definition, columns)
         key_rows = intake.key_rows(keys, layout_of(definition).key_schema)
         batches = of_size(iter([key_rows]), self._batch_rows_max)
@@ -337,12 +351,18 @@ class Table(ReadTable):
     def apply(self, changes: Changes) -> WriteResult:
         """Apply upserts and deletes in order, as one batch for each bucket; see :meth:`Bucket.apply`.
 
-        If the batch of one bucket fails, other buckets may have written theirs; see :meth:`upsert`.
+        They are several batches, if with the rows that they replace they take more than 256 MiB. If the batch of one
+        bucket fails, other buckets may have written theirs; see :meth:`upsert`. What :meth:`undo` returns is stored as
+        it is, also where the engine would merge it with the rows that are there.
         """
         self._reading.access.check_writable()
         definition = self._reading.current()
-        fitting, targets = fitted(changes, definition, definition.schema_id, None, overwrite=False)
-        return self._apply_all(iter([fitting]), definition, targets)
+        options = definition.options
+        merges = options.merge_engine != "last_row" or options.auto_increment is not None
+        overwrite = merges and isinstance(changes, Undo)
+        id = SchemaId(changes.schema_id) if isinstance(changes, Undo) else definition.schema_id
+        fitting, targets = fitted(changes, definition, id, None, overwrite=overwrite)
+        return self._apply_all(iter([fitting]), definition, targets, overwrite=overwrite)
 
     def writer(self, name: str | None = None, **options: Any) -> TableWriter:
         """A writer that collects rows into batches and applies each exactly once, even if answers are lost.
@@ -520,9 +540,9 @@ class Table(ReadTable):
         """The changes that undo others: all since ``start``, or only some of them while later changes of others stay.
 
         Nothing is written. With ``start`` alone, the result restores all rows to their state at ``start``. Apply it
-        before other changes; with ``overwrite`` if the table's engine is not ``last_row`` or the table fills a column;
-        see :meth:`Bucket.apply`, and for several buckets :meth:`by_bucket`. A :class:`kvstore.Patch` of it finds out
-        whether there were other changes, and is applied once.
+        before other changes, by :meth:`apply`; or under a sequence by :meth:`Bucket.apply` and :meth:`by_bucket`, with
+        ``overwrite`` if the table's engine is not ``last_row`` or the table fills a column. A :class:`kvstore.Patch` of
+        it finds out whether there were other changes, and is applied once.
 
         With any other argument, only the changes of that range and origin are undone, column by column: each column
         that they changed gets its earlier value. If another change came later and changed the same column of a row, or
@@ -687,11 +707,16 @@ class Table(ReadTable):
         return answer_of(request.answer) is not None
 
     def _apply_all(
-        self, batches: Iterator[Changes], definition: TableDefinition, targets: frozenset[str] | None
+        self,
+        batches: Iterator[Changes],
+        definition: TableDefinition,
+        targets: frozenset[str] | None,
+        *,
+        overwrite: bool = False,
     ) -> WriteResult:
         results_of: dict[BucketId, list[AppendResult]] = {}
         for changes in batches:
-            self._apply_one(changes, definition, targets, results_of)
+            self._apply_one(changes, definition, targets, results_of, overwrite=overwrite)
         if not results_of and len(self._handles) == 1:
             self._apply_one(Changes.upserts(intake.empty(definition.schema)), definition, targets, results_of)
         return WriteResult({bucket: spanning(results) for bucket, results in sorted(results_of.items())})
@@ -702,13 +727,38 @@ class Table(ReadTable):
         definition: TableDefinition,
         targets: frozenset[str] | None,
         results_of: dict[BucketId, list[AppendResult]],
+        *,
+        overwrite: bool = False,
     ) -> None:
-        """Apply changes to the buckets they belong to, all at once."""
+        """Apply changes to the buckets they belong to, all at once; in parts, if what they replace is too large."""
         other = BucketId(next(self._turn) % len(self._handles))
-        parts = spread(definition, changes, other)
-        requests = {bucket: request_of(part, definition, targets=targets, answer=Reply()) for bucket, part in parts}
-        for bucket, result in self._apply_requests(requests).items():
+        parts = dict(spread(definition, changes, other))
+        how: dict[str, Any] = {"targets": targets, "overwrite": overwrite}
+        requests = {bucket: request_of(part, definition, **how, answer=Reply()) for bucket, part in parts.items()}
+        rest: list[Changes] = []
+        try:
+            results = self._apply_requests(requests)
+        except BatchTooLarge as error:
+            if len(changes) == 1:
+                if len(self._handles) > 1:
+                    error.where["buckets_written"] = sorted(results_of)
+                raise
+            written: Any = error.where.pop("buckets_written", [])
+            results = {bucket: answer_of(requests[bucket].answer) for bucket in written}
+            rest = [half for bucket, part in parts.items() if bucket not in results for half in part.halves()]
+        for bucket, result in results.items():
             results_of.setdefault(bucket, []).append(result)
+        for half in rest:
+            self._apply_one(half, definition, targets, results_of, overwrite=overwrite)
+
+    def _in_one_batch(self, requests: Mapping[BucketId, Request | SmallRequest]) -> WriteResult | None:
+        """See :meth:`_apply_requests`; None if what is replaced is too large for a batch, and nothing was written."""
+        try:
+            return WriteResult(self._apply_requests(requests))
+        except BatchTooLarge as error:
+            if error.where.get("buckets_written"):
+                raise
+        return None
 
     def _apply_requests(self, requests: Mapping[BucketId, Request | SmallRequest]) -> dict[BucketId, AppendResult]:
         """Submit a request to each bucket, to all at once, and wait for the answers."""

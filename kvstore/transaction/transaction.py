@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from kvstore.arguments import integer_within, shown
 from kvstore.commit.named_writers import writer_name
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, NotAcknowledged, StoreError
 from kvstore.process.calls import answer_of
 from kvstore.request.results import AppendResult
 from kvstore.table.access import Access
@@ -188,7 +188,16 @@ class Transaction:
         if self._writer is None and len(tables) == 1 and (bucket := tables[0].only_bucket()) is not None:
             return TransactionResult({named[tables[0]]: {bucket: _alone(tables[0], bucket)}})
         identity = Identity(self._writer, self._epoch, self._begun)
-        results = zip(tables, committed(identity, tables), strict=True)
+        try:
+            results = zip(tables, committed(identity, tables), strict=True)
+        except StoreError as error:
+            if self._writer is not None or not error.where.get("committed"):
+                raise  # with an epoch it can be run again
+            raise NotAcknowledged(
+                "The transaction is committed; do not run it again. Its rows are to be seen once the disk takes them,"
+                f" with the next write of their tables: {error.message}",
+                **error.where,
+            ) from error
         return TransactionResult({named[each]: result.by_bucket for each, result in results if each.is_changed})
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from logformat.checksum import crc32c
-from logformat.errors import CorruptBatch, InvalidRequest
+from logformat.errors import BatchTooLarge, CorruptBatch, InvalidRequest
 from logformat.ids import NO_SEQUENCE, NO_WRITER, OFFSET_MAX, Offset, SchemaId, Sequence as SequenceNumber, WriterId
 from logformat.log import arrow_message
 from logformat.log.arrow_message import RAW_BYTES_MAX, Compression
@@ -333,9 +333,9 @@ def encode_parts(batch: LogBatch, magic: int = MAGIC, compression: Compression =
     size = position + before + len(message) + after
     raw = size if compression is None else batch.rows.nbytes
     if size > BATCH_BYTES_MAX or count > RECORDS_MAX or raw > RAW_BYTES_MAX // 2:
-        raise InvalidRequest(
+        raise BatchTooLarge(
             f"A batch of changes holds at most {RECORDS_MAX} records, {BATCH_BYTES_MAX} bytes, and {RAW_BYTES_MAX // 2}"
-            " before compression; send several smaller ones.",
+            " before compression, with the rows that are replaced; write fewer at once, or delete a large row first.",
             records=count,
             bytes=size,
             uncompressed=raw,

@@ -44,6 +44,12 @@ class Changes:
     def __len__(self) -> int:
         return int(self.rows.num_rows)
 
+    def halves(self) -> list[Changes]:
+        """The first half of these, and the others; only those that there are."""
+        middle = -(-len(self) // 2)
+        parts = [(0, middle), (middle, len(self) - middle)]
+        return [Changes(self.rows.slice(*part), self.is_delete.slice(*part)) for part in parts if part[1]]
+
     @classmethod
     def of(
         cls, operations: Iterable[tuple[Literal["upsert", "delete"], Mapping[str, Any]]], schema: pa.Schema

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import kvstore
@@ -105,6 +107,28 @@ def test_what_can_not_be_undone_in_part(store: kvstore.Store) -> None:
     wal = store.create_table("wal", SCHEMA, "k", changelog_image="wal")
     with pytest.raises(UnsupportedOperation, match="WAL image"):
         wal.undo(0, writer="x")
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("engine", ["last_row", "first_row", kvstore.Versioned("v"), kvstore.Aggregate({"v": "sum"})])
+def test_an_undo_is_applied_as_it_is_whatever_the_engine(store: kvstore.Store, engine: Any, buckets: int) -> None:
+    table = store.create_table("t", SCHEMA, "k", merge_engine=engine, buckets=buckets)
+    table.upsert([{"k": key, "v": 5, "w": 1} for key in "abc"])
+    before = sorted(table.scan().read_all().to_pylist(), key=str)
+    start = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    table.upsert([{"k": key, "v": 7, "w": 2} for key in "bcde"])
+    table.apply(table.undo(start))
+    assert sorted(table.scan().read_all().to_pylist(), key=str) == before
+
+
+def test_an_undo_brings_back_numbers_that_the_table_gives(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64", "id": "int64"}, "k", auto_increment="id")
+    table.upsert([{"k": 1}, {"k": 2}])
+    rows = table.scan().read_all().to_pylist()
+    end = table.offsets()[0][1]
+    table.truncate()
+    table.apply(table.undo(end))
+    assert table.scan().read_all().to_pylist() == rows
 
 
 def test_wrong_arguments_of_an_undo(store: kvstore.Store) -> None:

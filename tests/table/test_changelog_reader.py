@@ -57,6 +57,42 @@ class TestReader:
         assert list(reader) == []
 
 
+class TestThreads:
+    @pytest.mark.parametrize("kind", ["changelog", "binlog"])
+    def test_a_reader_that_waits_is_closed_by_another_thread(self, table: kvstore.Table, kind: str) -> None:
+        reader = getattr(table, kind)(follow=True)
+        found: list[int] = []
+        reading = threading.Thread(target=lambda: found.extend(batch.num_rows for batch in reader))
+        reading.start()
+        table.upsert({"k": 1, "v": "x"})
+        wait_until(lambda: bool(found))
+        reader.close()
+        reading.join(60)
+        assert not reading.is_alive()
+        assert (found, list(reader)) == ([1], [])
+        reader.close()
+
+    def test_threads_that_read_one_reader_share_its_batches(self, table: kvstore.Table) -> None:
+        reader = table.changelog(follow=True)
+        found: list[int] = []
+
+        def read() -> None:
+            for batch in reader:
+                found.extend(batch.column("k").to_pylist())
+
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for k in range(20):
+            table.upsert({"k": k, "v": "x"})
+        wait_until(lambda: len(found) == 20)
+        reader.close()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+        assert sorted(found) == list(range(20))
+
+
 async def rest(changes: AsyncIterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
     return [batch async for batch in changes]
 

@@ -15,7 +15,7 @@ import pytest
 import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.commit.coordinator import Commits
-from kvstore.errors import StoreError, StoreFull, StoreLocked, TransactionConflict, UniqueViolation
+from kvstore.errors import NotAcknowledged, StoreError, StoreFull, StoreLocked, TransactionConflict, UniqueViolation
 from kvstore.log.log import Log
 from kvstore.meta.journal import Journal
 from kvstore.transaction.together import Work
@@ -267,7 +267,7 @@ def test_a_disk_that_is_full_after_the_decision(
             appended(log, *batches, **given)
 
         patched.setattr(Log, "append", append)
-        with pytest.raises(StoreFull) as caught:
+        with pytest.raises(NotAcknowledged, match=r"is committed; do not run it again.*no space") as caught:
             add(store, 1)
         assert caught.value.where["committed"] is True
     with kvstore.open(store_path) as again:
