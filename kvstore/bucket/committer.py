@@ -96,7 +96,6 @@ class Committer:
     Attributes:
         memtable: What is acknowledged, for every reader.
         turn: The turn to change the bucket.
-        durable_state: State of the bucket with every change that is acknowledged and can't be lost: what others see.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class Committer:
         self._changed = changed
         self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()  # None wakes the thread
         self._gate = threading.Lock()
-        self.durable_state = path.state
+        self._durable_state = path.state
         self._ended: StoreError | None = None
         self._in_hand: list[Item] = []
         self._submitted = self._settled = 0
@@ -142,7 +141,14 @@ class Committer:
     @property
     def state(self) -> IndexState:
         """State of the bucket with every acknowledged change."""
+        self.memtable.wait_shown()
         return self.memtable.published.state
+
+    @property
+    def durable_state(self) -> IndexState:
+        """State of the bucket with every change that is acknowledged and can't be lost: what others see."""
+        self.memtable.wait_shown()
+        return self._durable_state
 
     @property
     def queued(self) -> int:
@@ -602,10 +608,10 @@ class Committer:
         if batches:
             is_first = self.memtable.is_merged
             self.turn.end = self._broken  # unless the following ends as it should
-            self._path.log.append(batches, durable=durable, decided=decided)
+            self._path.log.append(batches, durable=durable, decided=decided, shows=False)
             offsets = batches[-1].next_offset - batches[0].base_offset
             self._meter.wrote(len(batches), offsets, sum([batch.size for batch in batches]))
-            self.memtable.publish(self._path.state)
+            self.memtable.publish(self._path.state, partial(self._show, is_durable=durable or decided))
             self._pace.note()
             self.turn.end = None
             self._applied_last = self._clock.monotonic()
@@ -613,8 +619,13 @@ class Committer:
                 self._applied_first = self._applied_last
                 if self.turn.is_callers:
                     self._queue.put(None)  # the thread waits without a deadline
-        if durable or decided:
-            self.durable_state = self._path.state
+        elif durable or decided:
+            self._durable_state = self._path.state
+
+    def _show(self, *, is_durable: bool) -> None:
+        self._path.log.show()
+        if is_durable:
+            self._durable_state = self._path.state
 
     # Commits over several buckets
 
@@ -697,7 +708,7 @@ class Committer:
                 self._begin_merge(began)
             elif self._options.durability == "interval":
                 self._path.log.sync()  # the merge may take longer than the interval, above all after a recovery
-                self.durable_state = self.memtable.published.state
+                self._durable_state = self.memtable.published.state
             with self._pace.slice():
                 is_whole = self._path.merge_slice(share)
         except lmdb.Error as error:
@@ -719,7 +730,7 @@ class Committer:
             self.memtable.index.environment.release_dead_readers()
         self._pace.begin()
         self._path.begin_merge()
-        self.durable_state = self._path.state
+        self._durable_state = self._path.state
         self._applied_first, self._merge_seconds = now, 0.0
 
     def _commit_in_time(self) -> None:

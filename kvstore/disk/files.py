@@ -307,8 +307,6 @@ def allocate(descriptor: int, length: int) -> None:
 
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """The error of the store for an error of the disk."""
-    if error.errno == errno.EFBIG:
-        return StoreFull("A file may not become larger; raise the limit (`ulimit -f`) and try again.", path=path)
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path)
     if error.errno == errno.ENOMEM:

@@ -66,6 +66,8 @@ class Log:
         self._index = SparseIndexWriter(directory, end.base, files)
         self._published = EndPublisher(directory.parent, identity, files)
         self._published.publish(end.offset)
+        self._shown = self._seen = end.offset
+        """Up to where other processes may see the log, and up to where they do."""
 
     @property
     def has_lost(self) -> bool:
@@ -82,12 +84,15 @@ class Log:
         """Whether the segment has reached its size limit, so that :meth:`roll` is due."""
         return self.end.position >= self._segment_bytes_max
 
-    def append(self, batches: Sequence[EncodedBatch], *, durable: bool = False, decided: bool = False) -> None:
+    def append(
+        self, batches: Sequence[EncodedBatch], *, durable: bool = False, decided: bool = False, shows: bool = True
+    ) -> None:
         """Write batches at the end; the next :meth:`sync` makes them durable.
 
         Args:
             durable: Whether to sync at once.
             decided: Whether they belong to commits that are decided, and stay open until the log is durable so far.
+            shows: Whether other processes see at once what can't be lost; else :meth:`show` follows.
 
         Raises:
             StoreFull: No space. The log has what it had, and these batches never come back.
@@ -104,14 +109,22 @@ class Log:
         self._undecided = undecided or not decided
         if durable or self.end.position - self.durable.position > UNSYNCED_BYTES_MAX:
             try:
-                self.sync()
+                self._make_durable()
             except StoreError:
                 self._undecided = undecided
                 self._take_back(count)
                 raise
-        elif decided:
-            self._published.publish(self.end.offset)
+        if durable or decided:
+            self._shown = self.end.offset
+        if shows:
+            self.show()
         self._files.check()
+
+    def show(self) -> None:
+        """Show other processes what can't be lost."""
+        if self._shown != self._seen:
+            self._published.publish(self._shown)
+            self._seen = self._shown
 
     def sync_undecided(self) -> None:
         """Make durable what a power cut could take; see :meth:`sync`."""
@@ -128,6 +141,10 @@ class Log:
         """
         if self._failed:
             self._refuse()
+        self._make_durable()
+        self.show()
+
+    def _make_durable(self) -> None:
         if not self._unsynced:
             return
         if self._sealed:
@@ -142,7 +159,7 @@ class Log:
         self.durable = self.end
         self._unsynced = []
         self._undecided = False
-        self._published.publish(self.durable.offset)
+        self._shown = self.durable.offset
 
     def roll(self, writers: bytes) -> None:
         """Continue in a new segment, unless this one is still empty.

@@ -191,6 +191,7 @@ class Memtable:
         self._pending_before: tuple[Run, ...] = ()  # the newest first
         self._pending_writers: dict[WriterId, WriterEntry | None] = {}
         self._lock = threading.Lock()  # held while something is published, or given to a view
+        self._is_showing = False
         self._is_seen = False
         self._merge: _Merge | None = None
         with index.view() as view:
@@ -237,8 +238,15 @@ class Memtable:
         """Which part of the merge that is under way is in the index."""
         return 0.0 if self._merge is None else self._merge.share
 
+    def wait_shown(self) -> None:
+        """Wait, if other processes are shown at this moment what is published here next: a read is not to miss it."""
+        if self._is_showing:
+            with self._lock:
+                pass
+
     def value(self, key: bytes) -> bytes | None:
         """The published row of a key; None if it is not there."""
+        self.wait_shown()
         for layer in self.published.rows.dicts:
             row = layer.get(key)
             if row is not None:
@@ -384,11 +392,13 @@ class Memtable:
         """Store a writer's entry, pending; None removes it."""
         self._pending_writers[writer_id] = entry
 
-    def publish(self, state: IndexState) -> None:
+    def publish(self, state: IndexState, show: Callable[[], None] | None = None) -> None:
         """Publish what is pending: its batches are in the log.
 
         Args:
             state: With all of it.
+            show: Shows it to other processes. Reads here wait meanwhile, so that none sees less than one of another
+                process has seen.
         """
         changed, writers, old = self._pending, self._pending_writers, self.published
         rows, size = old.rows, old.size
@@ -399,11 +409,17 @@ class Memtable:
             size = sum(runs) if len(runs) == len(rows.dicts) else size  # what became one takes less
         size += ROW_BYTES * len(changed) + sum(map(len, changed)) + sum(map(len, changed.values()))
         with self._lock:
-            in_place = not self._is_seen
-            rows = rows.added(changed, in_place=in_place) if changed else rows
-            writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
-            self.published = Published(old.start, state, rows, writers_now, size)
-            self._is_seen = self._is_seen and rows is old.rows
+            self._is_showing = True
+            try:
+                if show is not None:
+                    show()
+                in_place = not self._is_seen
+                rows = rows.added(changed, in_place=in_place) if changed else rows
+                writers_now = old.writers if in_place and not writers else old.writers.added(writers, in_place=in_place)
+                self.published = Published(old.start, state, rows, writers_now, size)
+                self._is_seen = self._is_seen and rows is old.rows
+            finally:
+                self._is_showing = False
         self._pending, self._pending_before, self._pending_writers = {}, (), {}
 
     def drop(self) -> None:
