@@ -10,7 +10,7 @@ from types import FrameType
 import kvstore
 from kvstore.cli.arguments import Directory, opened_store
 from kvstore.cli.printing import print_line
-from kvstore.errors import NoSuchTable, StoreClosed, Unavailable
+from kvstore.errors import NoSuchTable
 
 _LOOK_SECONDS = 0.5
 """How often it takes the buckets that are free: of new tables, or given back after a commit."""
@@ -33,8 +33,7 @@ def serve(path: Directory) -> None:
         waits = f", as soon as other processes give them up: {others} of them" if others else ""
         print_line(f"owns the buckets of {path}{waits}; Ctrl-C or SIGTERM ends it")
         while not ended.wait(_LOOK_SECONDS):
-            with suppress(Unavailable):  # such as a full disk; it looks again
-                own(store)
+            own(store)
 
 
 def own(store: kvstore.Store) -> int:
@@ -45,7 +44,7 @@ def own(store: kvstore.Store) -> int:
     """
     others = 0
     for name in store.list_tables():
-        with suppress(NoSuchTable, StoreClosed):  # another process has dropped it at this moment
+        with suppress(NoSuchTable):  # another process has dropped it at this moment
             table = store.table(name)
             for number in range(table.buckets):
                 handle = table.bucket(number).handle
