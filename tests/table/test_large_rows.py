@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +26,8 @@ def limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(params=[1, 3])
-def table(store_path: Path, request: pytest.FixtureRequest) -> kvstore.Table:
-    table = kvstore.open(store_path).create_table("t", SCHEMA, "k", buckets=request.param)
+def table(store: kvstore.Store, request: pytest.FixtureRequest) -> kvstore.Table:
+    table = store.create_table("t", SCHEMA, "k", buckets=request.param)
     table.upsert(list(large().values()))
     return table
 
@@ -86,47 +85,44 @@ def test_all_of_it_is_written_once(table: kvstore.Table, write: str) -> None:
     assert len(changed) == len(set(changed)) == sum(rows.get(k) != row for k, row in large().items())
 
 
-def test_few_rows_of_one_bucket_are_split(store_path: Path) -> None:
-    with kvstore.open(store_path) as store:
-        table = store.create_table("t", SCHEMA, "k")
-        for k in range(4):
-            table.upsert({"k": k, "n": 0, "y": b"x" * 160_000})
-        table.upsert(small(range(4)))
-        assert [table[k] for k in range(4)] == small(range(4))
+def test_few_rows_of_one_bucket_are_split(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    for k in range(4):
+        table.upsert({"k": k, "n": 0, "y": b"x" * 160_000})
+    table.upsert(small(range(4)))
+    assert [table[k] for k in range(4)] == small(range(4))
 
 
-def test_a_row_that_can_not_be_replaced_is_refused(store_path: Path) -> None:
-    with kvstore.open(store_path) as store:
-        table = store.create_table("t", SCHEMA, "k")
-        row = {"k": 1, "n": 0, "y": b"x" * 250_000}
-        table.upsert(row)
-        for write in (
-            lambda: table.upsert({**row, "n": 1}),
-            lambda: table.upsert([{"k": 1, "n": 1}], columns=["k", "n"]),
-            lambda: table.update_where(pc.field("k") == 1, {"n": 1}),
-        ):
-            with pytest.raises(BatchTooLarge, match="delete a large row first"):
-                write()
-        assert table[1] == row
-        del table[1]
-        table.upsert({**row, "n": 1})
-        assert table[1]["n"] == 1
+def test_a_row_that_can_not_be_replaced_is_refused(store: kvstore.Store) -> None:
+    table = store.create_table("t", SCHEMA, "k")
+    row = {"k": 1, "n": 0, "y": b"x" * 250_000}
+    table.upsert(row)
+    for write in (
+        lambda: table.upsert({**row, "n": 1}),
+        lambda: table.upsert([{"k": 1, "n": 1}], columns=["k", "n"]),
+        lambda: table.update_where(pc.field("k") == 1, {"n": 1}),
+    ):
+        with pytest.raises(BatchTooLarge, match="delete a large row first"):
+            write()
+    assert table[1] == row
+    del table[1]
+    table.upsert({**row, "n": 1})
+    assert table[1]["n"] == 1
 
 
 @pytest.mark.parametrize("write", [name for name, (_, expected) in WRITES.items() if expected(large())])
-def test_a_bucket_whose_rows_fit_is_written_once(store_path: Path, write: str) -> None:
-    with kvstore.open(store_path) as store:
-        table = store.create_table("t", SCHEMA, "k", buckets=3)
-        model = {k: {**row, "y": b"-"} for k, row in large().items()}
-        table.upsert(list(model.values()))
-        for row in table.changelog(bucket=0).read_all().to_pylist():
-            model[row["k"]]["y"] = b"x" * (2 * BATCH_BYTES * 3 // ROWS)
-        table.upsert(list(model.values()))
-        ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
-        apply, expected = WRITES[write]
-        apply(table)
-        rows = {row["k"]: row for row in table.scan().read_all().to_pylist()}
-        assert rows == expected(model)
-        changes = table.changelog(ends).read_all().to_pylist()
-        changed = [each["k"] for each in changes if each["_change_type"] in ("update_postimage", "delete")]
-        assert len(changed) == len(set(changed)) > 0
+def test_a_bucket_whose_rows_fit_is_written_once(store: kvstore.Store, write: str) -> None:
+    table = store.create_table("t", SCHEMA, "k", buckets=3)
+    model = {k: {**row, "y": b"-"} for k, row in large().items()}
+    table.upsert(list(model.values()))
+    for row in table.changelog(bucket=0).read_all().to_pylist():
+        model[row["k"]]["y"] = b"x" * (2 * BATCH_BYTES * 3 // ROWS)
+    table.upsert(list(model.values()))
+    ends = {bucket: end for bucket, (_, end) in table.offsets().items()}
+    apply, expected = WRITES[write]
+    apply(table)
+    rows = {row["k"]: row for row in table.scan().read_all().to_pylist()}
+    assert rows == expected(model)
+    changes = table.changelog(ends).read_all().to_pylist()
+    changed = [each["k"] for each in changes if each["_change_type"] in ("update_postimage", "delete")]
+    assert len(changed) == len(set(changed)) > 0
