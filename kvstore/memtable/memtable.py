@@ -246,7 +246,8 @@ class Memtable:
 
     def value(self, key: bytes) -> bytes | None:
         """The published row of a key; None if it is not there."""
-        self.wait_shown()
+        if self._is_showing:  # a call would take a hundredth of a read's time
+            self.wait_shown()
         for layer in self.published.rows.dicts:
             row = layer.get(key)
             if row is not None:
