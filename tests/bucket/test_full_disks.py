@@ -5,6 +5,7 @@ With room again, nothing that was acknowledged is missing.
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.disk.files import Files
+from kvstore.errors import LogFailed
 from tests.crash.workload import squeezed
 from tests.proof.full_disk import disk
 from tests.support.processes import Child, Pipe
@@ -123,3 +126,20 @@ def test_a_disk_that_is_full(tmp_path: Path, room: int) -> None:
             assert child.hear() == (True, True)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no file system can be mounted: {error.stderr.decode().strip()}")
+
+
+def test_a_user_who_may_not_write_is_told_so(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = store.create_table("t", {"k": "int64"}, "k")
+    open_name = Files.open_name
+
+    def refused(self: Files, path: Path, flags: int, *given: Any) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return open_name(self, path, flags, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "open_name", refused)
+        with pytest.raises(LogFailed, match="may not write here.*read_only.*Permission denied"):
+            table.upsert({"k": 1})
+    table.upsert({"k": 2})
+    assert [row["k"] for row in table] == [2]
