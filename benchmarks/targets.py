@@ -75,7 +75,7 @@ TARGETS = [
     Target(updates.CPU_ONE, 1.25, Sqlite.name, at_most=True),
     Target(updates.CPU_TEN, 1.25, RocksDict.name, at_most=True),
     Target(updates.CPU_HUNDRED, 0.5, RocksDict.name, at_most=True),
-    Target(updates.CPU_THOUSAND, 0.29, RocksDict.name, at_most=True),
+    Target(updates.CPU_THOUSAND, 0.285, RocksDict.name, at_most=True),
     Target(updates.CPU_50K, 0.2, LmdbByHand.name, at_most=True),
     Target(reads.GET, 1.4, Sqlite.name),
     *(Target(gets.line_of(shape), 1, Sqlite.name) for shape in gets.SHAPES),
