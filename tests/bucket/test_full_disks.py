@@ -139,7 +139,7 @@ def test_a_user_who_may_not_write_is_told_so(store: kvstore.Store, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(Files, "open_name", refused)
-        with pytest.raises(LogFailed, match="may not write here.*read_only.*Permission denied"):
+        with pytest.raises(LogFailed, match=r"may not write here.*read_only.*Permission denied"):
             table.upsert({"k": 1})
     table.upsert({"k": 2})
     assert [row["k"] for row in table] == [2]
