@@ -5,7 +5,7 @@ from __future__ import annotations
 ROOMS = ("spark", "crash", "proof", "table", "writer", "cli", "store", "logformat")
 """What takes longest begins first, so that workers end together."""
 SPARK = ("tests/spark/", "tests/cli/test_demo.py")
-SINGLE = ("tests/crash/", "tests/fuzz/", "tests/proof/")
+SINGLE = ("tests/crash/", "tests/fuzz/", "tests/interrupts/", "tests/proof/")
 
 
 def scope_of(nodeid: str) -> str:

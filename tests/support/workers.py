@@ -1,7 +1,7 @@
 """Who runs which tests when several processes do (``pytest -n 2``): what is shared goes to one, what is long is first.
 
 * All that needs Spark goes to one worker, so that there is one session in the run.
-* Crash tests, each of them long and none of them sharing much, are spread one by one; other tests a file at a time.
+* Crash tests and interrupts, long and sharing little, are spread one by one; other tests a file at a time.
 
 xdist's own groups (``--dist loadgroup``) do nothing with pytest 9.2 (pytest-xdist issue 1386), and say nothing of it.
 """
