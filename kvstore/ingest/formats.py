@@ -376,13 +376,17 @@ class _Csv:
     def columns(self, file: BinaryIO) -> pa.Schema:
         sample = _copied(file.read(2 * INFERRED_BYTES + 1))  # a row that is cut off here is not parsed
         with self._opened(sample, INFERRED_BYTES, csv.ConvertOptions(**_NULLS)) as batches:
-            return batches.schema
+            columns = batches.schema
+        # Arrow does not look at names, and takes cells that are no text for bytes.
+        if undecoded := [name for name, of in zip(columns.names, columns.types, strict=True) if pa.types.is_binary(of)]:
+            raise pa.ArrowInvalid(f"No UTF-8 in {', '.join(undecoded)}")
+        return columns
 
     def names(self, file: BinaryIO) -> list[str]:
         text = TextIOWrapper(file, "utf-8-sig", newline="")
         try:
             names = next(cells(_within_a_block(text), delimiter=self._delimiter), [])
-        except (UnicodeDecodeError, NoCells):
+        except NoCells:
             return []  # reading its rows raises the error
         finally:
             text.detach()

@@ -13,9 +13,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
@@ -89,7 +91,8 @@ class _Given(NamedTuple):
 class Subscription(Iterator[pa.RecordBatch]):
     """Batches of changes that come again until they are acknowledged; a context manager.
 
-    Made by :meth:`kvstore.Table.subscribe`; for one thread, or for asyncio (``async for``).
+    Made by :meth:`kvstore.Table.subscribe`; for one thread, or for one task of asyncio (``async for``). A second one
+    that asks for a batch meanwhile gets InvalidRequest; any thread may close it.
 
     Args:
         feed: The table.
@@ -151,6 +154,7 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
         self._waits = Waits(feed.buckets)
         self._batches = self._all()
+        self._turn = threading.Lock()
 
     @property
     def name(self) -> str:
@@ -171,33 +175,59 @@ class Subscription(Iterator[pa.RecordBatch]):
         self.close()
 
     def __next__(self) -> pa.RecordBatch:
-        for batch in self._batches:
-            if batch is not None:
-                self._waits.found()
-                self._renew()
-                self._settle(at_once=False)
-                return batch
-            self._move_quietly()
-            self._waits.wait()
-        self._move_quietly(at_once=True)
-        raise StopIteration
+        with self._reading():
+            for batch in self._batches:
+                if batch is not None:
+                    self._waits.found()
+                    self._renew()
+                    self._settle(at_once=False)
+                    return batch
+                self._move_quietly()
+                if self._waits.is_over:
+                    self._batches.close()
+                    break
+                self._waits.wait()
+            self._move_quietly(at_once=True)
+            raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         return self._each()
 
     async def _each(self) -> AsyncIterator[pa.RecordBatch]:
-        loop, ended = asyncio.get_running_loop(), object()
         with ThreadPoolExecutor(1, "kvstore-follow") as thread:
+            while (batch := await self._next_in(thread)) is not None:
+                yield batch
+
+    async def _next_in(self, thread: ThreadPoolExecutor) -> pa.RecordBatch | None:
+        """:meth:`__next__` for asyncio; None at the end."""
+        loop, ended = asyncio.get_running_loop(), object()
+        with self._reading():
             while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is not ended:
-                if batch is None:
-                    await loop.run_in_executor(thread, self._move_quietly)
-                    await self._waits.wait_async()
-                else:
+                if batch is not None:
                     self._waits.found()
                     await loop.run_in_executor(thread, self._renew)
                     await loop.run_in_executor(thread, lambda: self._settle(at_once=False))
-                    yield batch
+                    return batch
+                await loop.run_in_executor(thread, self._move_quietly)
+                if self._waits.is_over:
+                    self._batches.close()
+                    break
+                await self._waits.wait_async()
             await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
+            return None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        if not self._turn.acquire(blocking=False):
+            raise InvalidRequest(
+                "Another thread or task waits for a batch of this subscription; give each a subscription of its own, "
+                "under another name.",
+                name=self._name,
+            )
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def ack(self, batch: pa.RecordBatch | None = None) -> None:
         """Acknowledge a batch, and all that were delivered before it; durable on return, or as ``ack_ms`` says.
@@ -221,12 +251,18 @@ class Subscription(Iterator[pa.RecordBatch]):
     def close(self) -> None:
         """End the reading. What was not acknowledged comes again; a second call does nothing.
 
+        A thread or task that waits for a batch gets what there is, or the end, and then does the same.
+
         Raises:
             NoSuchTable, StoreClosed, StoreFull, LogFailed: What was acknowledged within ``ack_ms`` comes again.
         """
-        self._waits.close()
-        self._batches.close()
-        self._settle(at_once=True)
+        self._waits.end()
+        if self._turn.acquire(blocking=False):
+            try:
+                self._batches.close()
+                self._settle(at_once=True)
+            finally:
+                self._turn.release()
 
     def _filter_under(self, known: str | None, filter: pc.Expression | None) -> str:
         """What the catalog keeps of the filter, beside the position.

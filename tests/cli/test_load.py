@@ -266,6 +266,20 @@ def test_a_file_of_another_format_is_reported(refusing: Path, tmp_path: Path, su
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("content", [b"k,\xefve\n1,2\n", b"k,\xefve\n", b"k,n\n1,na\xefve\n"])
+@pytest.mark.parametrize("arguments", [("t",), ("new", "--key", "k")], ids=["known", "new"])
+def test_a_text_of_another_encoding_is_reported_and_creates_no_table(
+    refusing: Path, tmp_path: Path, content: bytes, arguments: tuple[str, ...]
+) -> None:
+    (tmp_path / "f.csv").write_bytes(content)
+    name, *options = arguments
+    done = run("load", refusing, name, tmp_path / "f.csv", *options)
+    assert (done.code, done.out) == (2, "")
+    assert "f.csv" in done.err
+    assert "utf" in done.err.lower()
+    assert "new" not in fine("tables", refusing).out
+
+
 def test_bad_calls(store: Path, tmp_path: Path) -> None:
     file = write(tmp_path / "f.csv")
     os.mkfifo(tmp_path / "fifo.csv")

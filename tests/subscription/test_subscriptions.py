@@ -11,6 +11,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -244,6 +245,45 @@ def test_async_for(table: kvstore.Table) -> None:
 
     assert asyncio.run(read()) == contents(table)
     assert asyncio.run(read()) == {}
+
+
+def test_a_second_task_is_refused_and_the_first_goes_on(table: kvstore.Table) -> None:
+    async def read() -> list[int]:
+        with table.subscribe("s", start="latest") as changes:
+            waiting = asyncio.ensure_future(anext(aiter(changes)))
+            await asyncio.sleep(0)
+            with pytest.raises(InvalidRequest, match="Another thread or task"):
+                await anext(aiter(changes))
+            table.upsert({"k": 77, "v": 1})
+            return (await waiting).column("k").to_pylist()
+
+    assert asyncio.run(read()) == [77]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "asyncio"])
+def test_another_thread_closes_one_that_waits(table: kvstore.Table, is_async: bool) -> None:
+    changes = table.subscribe("s", start="latest", ack_ms=60_000)
+    begun = threading.Event()
+
+    async def each() -> list[int]:
+        return [k async for batch in changes for k in acknowledged(batch)]
+
+    def acknowledged(batch: pa.RecordBatch) -> list[int]:
+        changes.ack(batch)
+        begun.set()
+        return batch.column("k").to_pylist()
+
+    def read() -> list[int]:
+        return asyncio.run(each()) if is_async else [k for batch in changes for k in acknowledged(batch)]
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(read)
+        table.upsert({"k": 77, "v": 1})
+        begun.wait()
+        changes.close()
+        assert found.result() == [77]
+    assert not copied(table, {})  # what was acknowledged was settled at the end
+    assert list(changes) == []
 
 
 def test_an_empty_table_has_a_position_at_once(store: kvstore.Store) -> None:
