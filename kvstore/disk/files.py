@@ -19,7 +19,6 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from operator import call
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -103,12 +102,12 @@ class Files:
     def open_directory(self, path: Path) -> int:
         """Open a directory."""
         at = self._at(path)
-        return os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
+        return _opened(at.name, os.O_RDONLY | os.O_DIRECTORY, at.descriptor)
 
     def open_name(self, path: Path, flags: int) -> int:
         """Open a file of any kind by its name; a new file is readable and writable by its owner only."""
         at = self._at(path)
-        return os.open(at.name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=at.descriptor)
+        return _opened(at.name, flags | os.O_NOFOLLOW, at.descriptor)
 
     def read(self, path: Path, *, bytes_max: int) -> bytes:
         """All of a regular file; see :func:`read_file`."""
@@ -121,7 +120,7 @@ class Files:
         if at.descriptor is None:
             return names_in(directory)
         try:
-            descriptor = os.open(at.name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at.descriptor)
+            descriptor = _opened(at.name, os.O_RDONLY | os.O_DIRECTORY, at.descriptor)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -374,23 +373,34 @@ def open_file(path: Path, files: Files | None = None) -> BinaryIO:
         OSError: It is not a regular file, or can't be read.
     """
     at = (files or _DISK)._at(path)
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    opening = partial(os.open, at.name, flags, dir_fd=at.descriptor)
-    descriptors: list[int] = []
+    descriptor = _opened(at.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, at.descriptor)
     opened: list[io.FileIO] = []
     try:
-        # In one step of the interpreter: a result that is not stored yet is lost to an interrupt.
-        descriptors.extend(map(call, (opening,)))
-        if not stat.S_ISREG(os.fstat(descriptors[0]).st_mode):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _no_plain_file(path)
-        opened.extend(map(io.FileIO, descriptors))
+        opened.extend(map(io.FileIO, (descriptor,)))  # see _opened
         return io.BufferedReader(opened[0])
     except BaseException:
         for file in opened:
             file.close()
-        for descriptor in descriptors if not opened else ():
+        if not opened:
             os.close(descriptor)
         raise
+
+
+def _opened(name: str | Path, flags: int, directory: int | None) -> int:
+    """Like :func:`os.open`; but no interrupt loses the descriptor between the call and what stores it.
+
+    Python looks for signals after a call of C, when its result is nowhere yet; not after a function returns.
+    """
+    descriptors: list[int] = []
+    try:
+        descriptors.extend(map(partial(os.open, dir_fd=directory), (name,), (flags | os.O_CLOEXEC,), (0o600,)))
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return descriptors[0]
 
 
 def read_file(path: Path, *, bytes_max: int) -> bytes:

@@ -46,9 +46,9 @@ class EndPublisher:
     def close(self) -> None:
         """Say that nobody writes the log, and close the file."""
         self._write(VOID)
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # first: an interrupted close is not done twice
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _write(self, data: bytes) -> None:
         if self._descriptor < 0:
@@ -95,9 +95,9 @@ class EndReader:
 
     def close(self) -> None:
         """Close the file until it is read again."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # first: an interrupted close is not done twice
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _read(self) -> bytes:
         if self._descriptor < 0:

@@ -92,6 +92,8 @@ class Sweep:
         with self._opened(world) as world:
             found = self._moments.of(self.scene.begin(world))
         self._allowed.append(of_store(world.path))
+        gc.collect()
+        gc.freeze()  # what is there by now, modules above all, is not looked at each time
         for moment in sorted([*range(found)] * (count // found) + random.sample(range(found), count % found)):
             self.one(moment)
 
@@ -287,7 +289,6 @@ def _child(pipe: Pipe, asks: Pipe, work: Path) -> None:
     lead.LEASE_SECONDS = 0.01  # a promotion waits for it
     template = work / "template"
     fill(template / "store")
-    gc.freeze()  # what is there by now is not looked at each time
     for number in count():
         try:
             name, moments, seed = pipe.recv()
