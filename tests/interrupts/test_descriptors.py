@@ -1,0 +1,74 @@
+"""Ctrl-C at each moment in which a file is opened or closed: none stays open, and none is closed twice."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from kvstore.clock import SystemClock
+from kvstore.disk.files import Files
+from kvstore.disk.held_directory import HeldDirectory
+from kvstore.log.published import EndPublisher, EndReader
+from kvstore.log.segments import LogIdentity
+from logformat.ids import BucketId, Offset, TableId
+from tests.interrupts.moments import Moments
+
+IDENTITY = LogIdentity(UUID(int=1), TableId(1), BucketId(0))
+
+
+Scene = Callable[[Path, Files], tuple[Callable[[], object], Callable[[], object]]]
+"""A call, and what ends it."""
+
+
+def end_read(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    reader = EndReader(directory, IDENTITY, files)
+    return reader.read, reader.close
+
+
+def end_closed(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    reader = EndReader(directory, IDENTITY, files)
+    reader.read()
+    return reader.close, reader.close
+
+
+def directory_opened(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    held: list[int] = []
+    opened = map(files.open_directory, [directory / "below"])
+    return lambda: held.extend(opened), lambda: [os.close(descriptor) for descriptor in held]
+
+
+@pytest.mark.parametrize("scene", [end_read, end_closed, directory_opened])
+def test_each_moment(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    files = Files()
+    files.held = HeldDirectory(tmp_path, SystemClock())  # as of an open store
+    publisher = EndPublisher(tmp_path, IDENTITY, files)
+    publisher.publish(Offset(7))
+    moments, before, was_interrupted = Moments(), open_in(tmp_path), False
+    for moment in count():
+        call, ended = scene(tmp_path, files)
+        error = moments.interrupt(call, moment)
+        ended()  # closes no descriptor a second time: that raises
+        assert open_in(tmp_path) == before, moment
+        if error is None:
+            break
+        assert isinstance(error, KeyboardInterrupt)
+        was_interrupted = True
+    publisher.close()
+    files.held.close()
+    assert was_interrupted
+
+
+def open_in(directory: Path) -> list[str]:
+    """Where the descriptors of this process lead, as far as that is in a directory."""
+    links = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the list itself, and what other threads close
+            links.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(link for link in links if link.startswith(str(directory)))
