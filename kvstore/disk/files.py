@@ -307,7 +307,7 @@ def allocate(descriptor: int, length: int) -> None:
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """The error of the store for an error of the disk."""
     if error.errno in _FULL:
-        return StoreFull("No space on the disk; free some and try again.", path=path)
+        return StoreFull("No space on the disk; free some and try again.", path=path, reason=error.strerror)
     if error.errno == errno.ENOMEM:
         return address_space.shortage(path)
     if error.errno in _TOO_MANY_OPEN:

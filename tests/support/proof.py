@@ -71,7 +71,7 @@ FIGURES = (
     Figure("catalog histories", 10_000, 10_000),
     Figure("replica losses", 100, 100),
     Figure("path histories", 20, 100),
-    Figure("interrupts", 1_960, 49_000),
+    Figure("interrupts", 2_160, 54_000),
     Figure("kills and stops in a soak", 10, 300),
     Figure("rounds of growth", 160, 2_400),
     Figure("planted bugs", 16, 16),
