@@ -92,8 +92,6 @@ class Sweep:
         with self._opened(world) as world:
             found = self._moments.of(self.scene.begin(world))
         self._allowed.append(of_store(world.path))
-        gc.collect()
-        gc.freeze()  # what is there by now, modules above all, is not looked at each time
         for moment in sorted([*range(found)] * (count // found) + random.sample(range(found), count % found)):
             self.one(moment)
 
@@ -111,6 +109,7 @@ class Sweep:
         faulthandler.dump_traceback_later(HANG_SECONDS, exit=True)
         world = self._world()
         descriptors = _descriptors()
+        gc.freeze()  # modules and what is cached by now are not looked at each time that garbage is collected
         try:
             self._interrupted(world, moment)
             _settled(descriptors)
