@@ -154,6 +154,7 @@ class ProcessLock(_Flock):
             return NotAStore("In the place of a lock is a link or a directory; remove it.", path=self._path)
         return refusal(error, self._path)
 
+    @uninterrupted
     def release(self) -> None:
         """Release the lock, if it is held."""
         if self.held:

@@ -14,14 +14,13 @@ import pytest
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
 from kvstore.disk.held_directory import HeldDirectory
+from kvstore.disk.lock import ProcessLock
 from kvstore.log.published import EndPublisher, EndReader
 from kvstore.log.segments import LogIdentity
 from logformat.ids import BucketId, Offset, TableId
 from tests.interrupts.moments import Moments
 
 IDENTITY = LogIdentity(UUID(int=1), TableId(1), BucketId(0))
-
-
 Scene = Callable[[Path, Files], tuple[Callable[[], object], Callable[[], object]]]
 """A call, and what ends it."""
 
@@ -43,7 +42,13 @@ def directory_opened(directory: Path, files: Files) -> tuple[Callable[[], object
     return lambda: held.extend(opened), lambda: [os.close(descriptor) for descriptor in held]
 
 
-@pytest.mark.parametrize("scene", [end_read, end_closed, directory_opened])
+def lock_released(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    lock = ProcessLock(directory / "below" / "LOCK", files)
+    lock.acquire()
+    return lock.release, lock.release
+
+
+@pytest.mark.parametrize("scene", [end_read, end_closed, directory_opened, lock_released])
 def test_each_moment(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     files = Files()
