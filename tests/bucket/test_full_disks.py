@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.disk.files import Files, refusal
-from kvstore.errors import LogFailed, StoreFull
+from kvstore.disk.files import Files
+from kvstore.errors import LogFailed
 from tests.crash.workload import squeezed
 from tests.proof.full_disk import disk
 from tests.support.processes import Child, Pipe
@@ -128,12 +128,20 @@ def test_a_disk_that_is_full(tmp_path: Path, room: int) -> None:
         pytest.skip(f"no file system can be mounted: {error.stderr.decode().strip()}")
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_limit_is_named(code: int, tmp_path: Path) -> None:
-    """So that a user with a quota, or with `ulimit -f`, does not look at the free space of the disk."""
-    error = refusal(OSError(code, os.strerror(code)), tmp_path)
-    assert isinstance(error, StoreFull)
-    assert error.where["reason"] == os.strerror(code)
+def write_beyond(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert(ROWS)
+        with squeezed(1 << 20):
+            pipe.send(refused(lambda: table.upsert({"k": 1, "v": "new" * (1 << 20)})))
+        pipe.send(rows_of(table) == ROWS)
+
+
+def test_a_limit_of_files_is_named(store_path: Path) -> None:
+    """So that a user with `ulimit -f` does not look at the free space of the disk."""
+    with Child(write_beyond, store_path) as child:
+        assert child.hear().endswith(f"reason={os.strerror(errno.EFBIG)}")
+        assert child.hear()
 
 
 def test_a_user_who_may_not_write_is_told_so(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
