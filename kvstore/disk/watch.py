@@ -87,8 +87,8 @@ class Watch:
         return is_woken
 
     def wake(self) -> None:
-        """End the wait of another thread, or the next one."""
-        self._wake.event.set()
+        """End the wait of another thread or task, or the next one."""
+        self._wake()
 
     def close(self) -> None:
         """Watch no more; a second call does nothing."""

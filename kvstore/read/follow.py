@@ -246,7 +246,8 @@ class Waits:
     async def wait_async(self) -> None:
         """:meth:`wait` for asyncio."""
         pause = self._pause()
-        self._ended(pause, woken=await self._watch.wait_async(pause))
+        if not self.is_over:
+            self._ended(pause, woken=await self._watch.wait_async(pause))
 
     def end(self) -> None:
         """Have the reader end, also if it waits in another thread."""

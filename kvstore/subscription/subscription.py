@@ -13,15 +13,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from weakref import ReferenceType, ref
 
 import pyarrow as pa
@@ -45,6 +45,7 @@ QUIET_SECONDS = 1.0
 """How often the position is moved over what a filter leaves out."""
 FILTER_CHARACTERS = 200
 """Of the text of a filter, which the catalog keeps for messages."""
+_ENDED: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
         self._waits = Waits(feed.buckets)
         self._batches = self._all()
-        self._turn = threading.Lock()
+        self._is_read = False
+        """Whether a thread or task waits for a batch."""
 
     @property
     def name(self) -> str:
@@ -176,19 +178,16 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         with self._reading():
-            for batch in self._batches:
+            while not self._waits.is_over and (batch := next(self._batches, _ENDED)) is not _ENDED:
                 if batch is not None:
                     self._waits.found()
                     self._renew()
                     self._settle(at_once=False)
                     return batch
                 self._move_quietly()
-                if self._waits.is_over:
-                    self._batches.close()
-                    break
                 self._waits.wait()
-            self._move_quietly(at_once=True)
-            raise StopIteration
+            self._end()
+        raise StopIteration
 
     def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
         return self._each()
@@ -200,34 +199,36 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     async def _next_in(self, thread: ThreadPoolExecutor) -> pa.RecordBatch | None:
         """:meth:`__next__` for asyncio; None at the end."""
-        loop, ended = asyncio.get_running_loop(), object()
+        do = partial(asyncio.get_running_loop().run_in_executor, thread)
         with self._reading():
-            while (batch := await loop.run_in_executor(thread, next, self._batches, ended)) is not ended:
+            while not self._waits.is_over and (batch := await do(next, self._batches, _ENDED)) is not _ENDED:
                 if batch is not None:
                     self._waits.found()
-                    await loop.run_in_executor(thread, self._renew)
-                    await loop.run_in_executor(thread, lambda: self._settle(at_once=False))
+                    await do(self._renew)
+                    await do(lambda: self._settle(at_once=False))
                     return batch
-                await loop.run_in_executor(thread, self._move_quietly)
-                if self._waits.is_over:
-                    self._batches.close()
-                    break
+                await do(self._move_quietly)
                 await self._waits.wait_async()
-            await loop.run_in_executor(thread, lambda: self._move_quietly(at_once=True))
-            return None
+            await do(self._end)
+        return None
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        if not self._turn.acquire(blocking=False):
+        if self._is_read:
             raise InvalidRequest(
                 "Another thread or task waits for a batch of this subscription; give each a subscription of its own, "
                 "under another name.",
                 name=self._name,
             )
+        self._is_read = True  # Python changes threads, and looks for signals, at calls and loops: not since the look
         try:
             yield
         finally:
-            self._turn.release()
+            self._is_read = False
+
+    def _end(self) -> None:
+        self._batches.close()
+        self._move_quietly(at_once=True)
 
     def ack(self, batch: pa.RecordBatch | None = None) -> None:
         """Acknowledge a batch, and all that were delivered before it; durable on return, or as ``ack_ms`` says.
@@ -251,18 +252,15 @@ class Subscription(Iterator[pa.RecordBatch]):
     def close(self) -> None:
         """End the reading. What was not acknowledged comes again; a second call does nothing.
 
-        A thread or task that waits for a batch gets what there is, or the end, and then does the same.
+        A thread or task that waits for a batch gets one that has just been read, or the end.
 
         Raises:
             NoSuchTable, StoreClosed, StoreFull, LogFailed: What was acknowledged within ``ack_ms`` comes again.
         """
         self._waits.end()
-        if self._turn.acquire(blocking=False):
-            try:
-                self._batches.close()
-                self._settle(at_once=True)
-            finally:
-                self._turn.release()
+        if not self._is_read:  # else the thread or task that reads ends it
+            self._batches.close()
+            self._settle(at_once=True)
 
     def _filter_under(self, known: str | None, filter: pc.Expression | None) -> str:
         """What the catalog keeps of the filter, beside the position.

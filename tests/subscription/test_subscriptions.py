@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
+from kvstore.disk.watch import Watch
 from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
@@ -30,10 +32,11 @@ from kvstore.errors import (
     StoreClosed,
     UnsupportedOperation,
 )
+from kvstore.read import follow as waiting
 from kvstore.subscription import subscription
 from tests.support.processes import WITHOUT_PANDAS, Child, Pipe
 from tests.support.tables import rows_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import SECONDS_MAX, wait_until
 
 SCHEMA = {"k": "int64", "v": "int64"}
 Copy = dict[int, int]
@@ -260,30 +263,69 @@ def test_a_second_task_is_refused_and_the_first_goes_on(table: kvstore.Table) ->
     assert asyncio.run(read()) == [77]
 
 
-@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "asyncio"])
-def test_another_thread_closes_one_that_waits(table: kvstore.Table, is_async: bool) -> None:
-    changes = table.subscribe("s", start="latest", ack_ms=60_000)
-    begun = threading.Event()
+def read_all(changes: kvstore.Subscription, is_async: bool) -> list[int]:
+    """Keys of the changes up to the end, each batch acknowledged."""
+
+    def acknowledged(batch: pa.RecordBatch) -> list[int]:
+        changes.ack(batch)
+        return batch.column("k").to_pylist()
 
     async def each() -> list[int]:
         return [k async for batch in changes for k in acknowledged(batch)]
 
-    def acknowledged(batch: pa.RecordBatch) -> list[int]:
-        changes.ack(batch)
-        begun.set()
-        return batch.column("k").to_pylist()
+    return asyncio.run(each()) if is_async else [k for batch in changes for k in acknowledged(batch)]
 
-    def read() -> list[int]:
-        return asyncio.run(each()) if is_async else [k for batch in changes for k in acknowledged(batch)]
 
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(read)
-        table.upsert({"k": 77, "v": 1})
-        begun.wait()
+IS_ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["thread", "asyncio"])
+
+
+@IS_ASYNC
+def test_another_thread_closes_one_that_reads(
+    table: kvstore.Table, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    is_reading, may_read, changes_between = threading.Event(), threading.Event(), subscription.changes_between
+
+    def slow(*given: Any, **how: Any) -> Any:
+        is_reading.set()
+        assert may_read.wait(SECONDS_MAX)
+        return changes_between(*given, **how)
+
+    changes = table.subscribe("s", start="latest", ack_ms=60_000)
+    monkeypatch.setattr(subscription, "changes_between", slow)
+    table.upsert({"k": 77, "v": 1})
+    found = ThreadPoolExecutor(1).submit(read_all, changes, is_async)
+    assert is_reading.wait(SECONDS_MAX)
+    try:
         changes.close()
-        assert found.result() == [77]
-    assert not copied(table, {})  # what was acknowledged was settled at the end
+        table.upsert([{"k": k, "v": 1} for k in range(90, 99)])  # what goes on coming is no reason to go on
+    finally:
+        may_read.set()
+    assert found.result(SECONDS_MAX) == [77]
     assert list(changes) == []
+    assert copied(table, {}) > 0  # what was acknowledged has moved the position, and nothing else has
+
+
+@IS_ASYNC
+def test_another_thread_closes_one_that_waits(
+    table: kvstore.Table, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    for name in ("PAUSE_SECONDS_MIN", "PAUSE_SECONDS_MAX", "WATCHED_SECONDS_MAX"):
+        monkeypatch.setattr(waiting, name, 3600.0)  # it is woken, or never looks again
+    is_waiting, opened = threading.Event(), Watch.open
+
+    def noted(watch: Watch) -> bool:
+        try:
+            return opened(watch)
+        finally:
+            is_waiting.set()
+
+    monkeypatch.setattr(Watch, "open", noted)
+    changes = table.subscribe("s", start="latest")
+    found = ThreadPoolExecutor(1).submit(read_all, changes, is_async)
+    assert is_waiting.wait(SECONDS_MAX)
+    time.sleep(0.05)  # it waits by now, probably; the test holds if it does not
+    changes.close()
+    assert found.result(SECONDS_MAX) == []
 
 
 def test_an_empty_table_has_a_position_at_once(store: kvstore.Store) -> None:
