@@ -156,12 +156,12 @@ class Buffer:
         Returns:
             Whether something is not settled.
         """
-        if self._ended is not None or self._aborted:
+        if self._ended is not None:
             return False
         open = bool(self._items) or self._converting or self._size > 0
         self._abandoned = True
-        self._nudge()
-        return open
+        self._nudge()  # also after an abort: Ctrl-C may have come before its nudge
+        return open and not self._aborted
 
     def take_refused(self) -> list[Refused]:
         """Return the refused rows that are not yet reported, and count them as reported."""

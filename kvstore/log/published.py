@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from uuid import uuid4
 
@@ -70,7 +71,7 @@ class EndReader:
         self._path = bucket / paths.PUBLISHED_FILE
         self._identity = identity
         self._files = files
-        self._descriptor = -1
+        self._mapped: mmap | None = None
         self._data = b""
         self._known: PublishedEnd | None = None
 
@@ -85,30 +86,25 @@ class EndReader:
         return self._known
 
     def is_as_read(self) -> bool:
-        """Whether the record is still the one that was read last; cheaper than to read it, for each ``get`` asks."""
-        if self._descriptor < 0:
-            return self._read() == self._data
-        try:
-            return os.pread(self._descriptor, RECORD_BYTES, 0) == self._data
-        except OSError:
-            return False
+        """Whether the record is still the one that was read last; cheap, for each ``get`` asks."""
+        mapped = self._mapped
+        return (self._read() if mapped is None else mapped[:]) == self._data
 
     def close(self) -> None:
         """Close the file until it is read again."""
-        descriptor, self._descriptor = self._descriptor, -1  # first: an interrupted close is not done twice
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._mapped = None  # nobody else has it
 
     def _read(self) -> bytes:
-        if self._descriptor < 0:
+        if self._mapped is None:
             try:
-                self._descriptor = self._files.open_name(self._path, os.O_RDONLY | os.O_NONBLOCK)
-            except OSError:
+                descriptor = self._files.open_name(self._path, os.O_RDONLY | os.O_NONBLOCK)
+                try:
+                    self._mapped = mmap(descriptor, RECORD_BYTES, access=ACCESS_READ)
+                finally:
+                    os.close(descriptor)
+            except (OSError, ValueError):  # it is no file, or its writer has just made it and written nothing
                 return b""
-        try:
-            return os.pread(self._descriptor, RECORD_BYTES, 0)
-        except OSError:  # it is no file
-            return b""
+        return self._mapped[:]
 
     def _decoded(self, data: bytes) -> PublishedEnd | None:
         for _ in range(_LOOKS):

@@ -16,6 +16,7 @@ from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lock import ProcessLock
 from kvstore.log.published import EndPublisher, EndReader
 from kvstore.log.segments import LogIdentity
+from kvstore.replica import directory as objects
 from logformat.ids import BucketId, Offset, TableId
 from tests.interrupts.moments import Moments
 
@@ -30,9 +31,8 @@ def end_read(directory: Path, files: Files) -> tuple[Callable[[], object], Calla
 
 
 def end_closed(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
-    reader = EndReader(directory, IDENTITY, files)
-    reader.read()
-    return reader.close, reader.close
+    publisher = EndPublisher(directory / "below", IDENTITY, files)
+    return publisher.close, publisher.close
 
 
 def directory_opened(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -47,7 +47,17 @@ def lock_released(directory: Path, files: Files) -> tuple[Callable[[], object], 
     return lock.release, lock.release
 
 
-@pytest.mark.parametrize("scene", [end_read, end_closed, directory_opened, lock_released])
+def file_published(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    return lambda: files.publish(directory / "below" / "file", b"data"), lambda: None
+
+
+def object_replaced(directory: Path, _files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    return lambda: objects.replace(directory, "below/object", [b"data"]), lambda: None
+
+
+@pytest.mark.parametrize(
+    "scene", [end_read, end_closed, directory_opened, lock_released, file_published, object_replaced]
+)
 def test_each_moment(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
     files = Files()

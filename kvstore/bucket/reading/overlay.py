@@ -158,7 +158,10 @@ class Overlay:
 
     def find(self, key: bytes) -> bytes | None:
         """The row of a key, empty if it was deleted; None if the index has it, or that there is none."""
-        return next((row for layer in self._rows.dicts if (row := layer.get(key)) is not None), None)
+        for layer in self._rows.dicts:
+            if (row := layer.get(key)) is not None:
+                return row
+        return None
 
     def _read_rows(self, batches: Iterable[FoundBatch]) -> None:
         definition = self._definition()
@@ -231,11 +234,14 @@ class OverlayReader:
 
     def newest(self, key: bytes, index: Index) -> bytes | None:
         """What the log has of a key; see :meth:`Overlay.find`. Raises what :meth:`at` raises."""
-        is_known = self._has_rows and self._published.is_as_read()
-        if not is_known or self._context.clock.monotonic() >= self._look_next:
+        if not self.is_as_read() or self._context.clock.monotonic() >= self._look_next:
             self.at(index.committed_state(), rows=True)
         assert self._overlay is not None
         return self._overlay.find(key)
+
+    def is_as_read(self) -> bool:
+        """Whether the rows after the index were read, and the log's writer has said nothing since."""
+        return self._has_rows and self._published.is_as_read()
 
     def is_ahead(self, state: IndexState) -> bool:
         """Whether an index has changes that were never durable, and that the log lost."""

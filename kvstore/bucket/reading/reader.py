@@ -66,7 +66,10 @@ class BucketReader:
     def ready(self) -> Index | None:
         """The open index, if nothing has to be done before it is read."""
         index = self.index
-        return None if index is None or index.environment.is_stale() or not self._was_just_looked_at else index
+        if index is None or not self._was_just_looked_at:
+            return None
+        # An old index is as good as the new one while the log after it is as it was read; it spares `get` a look.
+        return index if self._overlay.is_as_read() or not index.environment.is_stale() else None
 
     @property
     def _was_just_looked_at(self) -> bool:
