@@ -27,7 +27,7 @@ from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import SecondaryIndex
 from logformat.checksum import key_sums, mix
 from logformat.rows.entries import between, code_of, codes_of, ranges_of, row_key_of, row_keys_of
-from logformat.rows.python_rows import rows_of
+from logformat.rows.json_form import shown_values
 
 
 class UniqueIndexes:
@@ -110,10 +110,10 @@ def violation(definition: TableDefinition, index: SecondaryIndex, key: bytes, ro
     """The error about a row that has values which another row was to have, too."""
     pair = BinaryColumn.from_list([key]), BinaryColumn.from_list([row])
     row_batch = layout_of(definition).decode_found(*pair)[0]
-    [values] = rows_of(row_batch, row_batch.schema)
 
     def of(names: Sequence[str]) -> Any:
-        return values[names[0]] if len(names) == 1 else tuple(values[name] for name in names)
+        values = tuple(shown_values(row_batch.column(name))[0] for name in names)
+        return values[0] if len(values) == 1 else values
 
     return UniqueViolation(
         "Another row has this value, of which the index allows one; change that row, or write another value.",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -25,7 +24,7 @@ from kvstore.request.results import WriteResult
 from kvstore.table.table import Table
 from logformat.ids import BucketId, Offset
 from logformat.rows.changes import Changes
-from logformat.rows.json_form import to_json
+from logformat.rows.json_form import shown_values
 
 _KEYS_NAMED = 10
 _CHANGED = (
@@ -274,19 +273,10 @@ def check_unchanged(
     """
     rows_changed, ends = table.parts.keys_changed(keys, start, end, schema_id, renamed)
     if rows_changed.num_rows:
-        columns = [_values(column) for column in rows_changed.columns]
+        columns = [shown_values(column) for column in rows_changed.columns]
         named = [dict(zip(rows_changed.schema.names, values, strict=True)) for values in zip(*columns, strict=True)]
         raise Conflict(changed, keys=named, table=table.name, rows=len(named), first=named[:_KEYS_NAMED])
     return ends
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Python values; in their JSON form if Python has no such value, as for a time that is out of its range."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        return to_json(column)
-    return values
 
 
 def _keys(images: pa.StructArray, key: list[str]) -> pa.RecordBatch:

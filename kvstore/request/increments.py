@@ -30,6 +30,7 @@ from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import CellPlace, Operation
 from logformat.rows.given import row_of
+from logformat.rows.python_rows import rows_of
 from logformat.rows.python_values import MISFITS
 from logformat.rows.types.registry import column_type
 
@@ -131,6 +132,19 @@ def _amount(field: pa.Field, given: Any) -> Any:
     )
 
 
+def _start(field: pa.Field, given: Any) -> Any:
+    """A number of ``default`` as Python has it: those of numpy wrap round, and True is none."""
+    if given is None or (isinstance(given, float) and pa.types.is_floating(field.type)):
+        return given
+    try:
+        return _amount(field, given)
+    except SchemaMismatch as error:
+        raise SchemaMismatch(
+            "A value of `default` is no number that fits its column.",
+            **error.where | {"column": field.name, "given": shown(given)},
+        ) from error
+
+
 def _check_places(field: pa.Field, amount: Decimal) -> None:
     """Refuse a decimal with more digits after the point than its column has; zeros at its end are none."""
     number = amount.as_tuple()
@@ -166,19 +180,22 @@ def first_row(definition: TableDefinition, key: Any, amounts: Amounts, default: 
     named = intake.key_row(key, definition.primary_key or ())
     if other := [name for name in named if name in given and given[name] != named[name]]:
         raise InvalidRequest("`default` has another key than the one that is incremented.", key=key, columns=other)
-    try:
-        sums = {name: amounts.added(name, given.get(name, type(amount)(0))) for name, amount in amounts.of.items()}
-    except TypeError as error:
-        raise SchemaMismatch("A value of `default` is no number that fits its column.", default=shown(given)) from error
+    sums = {
+        name: amounts.added(name, _start(amounts.fields[name], given[name]) if name in given else type(amount)(0))
+        for name, amount in amounts.of.items()
+    }
     return {**given, **named, **sums}
 
 
 class Incremented:
-    """One increment, and the row after it once it was applied.
+    """One increment.
 
     Args:
         key: The key, one.
         first: See :func:`first_row`; None if a key without a row is an error.
+
+    Attributes:
+        row: The row after it, once it was applied.
     """
 
     def __init__(self, definition: TableDefinition, key: Any, amounts: Amounts, first: dict[str, Any] | None) -> None:
@@ -186,20 +203,21 @@ class Incremented:
         self._key = key
         self._amounts = amounts
         self._first = first
-        self._stored: Operation | pa.RecordBatch | None = None
+        self.row: dict[str, Any] | None = None
 
-    def row(self) -> dict[str, Any]:
-        """The row as it was stored."""
-        stored, layout = self._stored, layout_of(self._definition)
-        if isinstance(stored, Operation):
-            row = layout.single.decoded(self._key, stored.value or b"")
-            if row is not None:
-                return row
-            keys, values = (BinaryColumn.from_list([each]) for each in (stored.code, stored.value or b""))
-            stored = layout.decode_found(keys, values)[0]
-        assert stored is not None
-        (row,) = stored.to_pylist()
-        return row
+    def _keep_row(self, stored: pa.RecordBatch) -> None:
+        """Note the row that is to be stored; an increment whose answer Python has no value for writes nothing."""
+        (self.row,) = rows_of(stored, self._definition.schema)
+
+    def _keep_operation(self, operation: Operation | None) -> None:
+        self.row = None
+        if operation is None:
+            return
+        layout, value = layout_of(self._definition), operation.value or b""
+        self.row = layout.single.decoded(self._key, value)
+        if self.row is None:
+            keys, values = BinaryColumn.from_list([operation.code]), BinaryColumn.from_list([value])
+            self._keep_row(layout.decode_found(keys, values)[0])
 
     def decide(self, definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
         """The changes of a conditional request."""
@@ -207,8 +225,9 @@ class Incremented:
             if self._first is None:
                 return None
             wanted = schema_given(self._definition, self._definition.schema, None)
-            self._stored = intake.one_batch([self._first], wanted)
-            return Changes.upserts(intake.conform(self._stored, schema_given(definition, definition.schema, None)))
+            first = intake.one_batch([self._first], wanted)
+            self._keep_row(first)
+            return Changes.upserts(intake.conform(first, schema_given(definition, definition.schema, None)))
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         for name in self._amounts.of:
             value = columns[name][0].as_py()
@@ -218,7 +237,8 @@ class Incremented:
             except MISFITS as error:
                 raise self._amounts.overflow(name, value) from error
             self._check_finite(name, value, columns[name][0].as_py())
-        self._stored = after = pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
+        after = pa.RecordBatch.from_arrays(list(columns.values()), schema=rows.schema)
+        self._keep_row(after)
         wanted = schema_given(definition, definition.schema, None)
         return Changes.upserts(intake.conform(after.select(wanted.names), wanted))
 
@@ -250,7 +270,7 @@ class Incremented:
             if stored is not None:
                 sums = [(place, self._sum_at(name, place, form, stored)) for name, place, form in numbers]
                 operation = writes.rows.changed(operation_key.code, operation_key.key, stored, sums)
-            self._stored = operation
+            self._keep_operation(operation)
             return None if operation is None else [operation]
 
         return writes.bucket_of(operation_key.key), SmallConditional(

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from kvstore.arguments import shown
 from kvstore.bucket.commit_lock import COMMIT_WAIT_SECONDS, pause
+from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint.controller import Controller
 from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
@@ -37,6 +38,7 @@ from kvstore.errors import (
     NotAStore,
     StoreClosed,
     StoreError,
+    StoreLocked,
     UniqueViolation,
 )
 from kvstore.index.open_readers import OpenReaders
@@ -374,13 +376,22 @@ class StoreRuntime:
         Args:
             progress: Called with the number of rows of which entries are made, and about of all.
         """
-        handles, done, halves = self.open_table(definition).handles, 0, 0
+        opened, done, halves = self.open_table(definition), 0, 0
+        handles = opened.handles
 
         def report(made: int) -> None:
             progress(made, max(made, sum(each.state().row_count for each in handles)))
 
+        def made(handle: BucketHandle) -> int | None:
+            try:
+                return handle.writer().committer.make_some_entries()
+            except (StoreLocked, StoreClosed):
+                # Another process has taken the bucket, for a commit; a store that was closed is refused once more.
+                with opened.commits.turn(keeps=True):
+                    return handle.writer().committer.make_some_entries()
+
         for handle in handles:
-            while (worked := handle.writer().committer.make_some_entries()) is not None:
+            while (worked := made(handle)) is not None:
                 halves += worked  # each row is read, and then its entry is stored
                 if done < halves // 2:
                     done = halves // 2

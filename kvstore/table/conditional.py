@@ -201,12 +201,12 @@ def replacement(definition: TableDefinition, row: Any, expected: Any) -> tuple[p
     given = intake.one_batch([row], schema_given(definition, definition.schema, None))
     key = layout_of(definition).key_schema
     key_row = given.select(key.names)
-    there = None if expected is None else _expected(definition, expected, key_row)
+    there = None if expected is None else expected_row(definition, expected, key_row)
 
     def decide(definition: TableDefinition, rows: pa.RecordBatch) -> Changes | None:
         if rows.num_rows != (there is not None):
             return None
-        if there is not None and stored(definition, _completed(there, definition, rows)) != stored(definition, rows):
+        if there is not None and stored(definition, completed(there, definition, rows)) != stored(definition, rows):
             return None
         return Changes.upserts(intake.conform(given, schema_given(definition, definition.schema, None)))
 
@@ -235,7 +235,7 @@ def small_replacement(definition: TableDefinition, row: Any, expected: Any) -> t
     )
 
 
-def _expected(definition: TableDefinition, expected: Mapping[str, Any], key_row: pa.RecordBatch) -> pa.RecordBatch:
+def expected_row(definition: TableDefinition, expected: Mapping[str, Any], key_row: pa.RecordBatch) -> pa.RecordBatch:
     """The expected row with its key; a column that the table fills may be left out."""
     key = key_row.schema
     whole = dict(zip(key.names, (column[0] for column in key_row.columns), strict=True)) | dict(expected)
@@ -247,7 +247,7 @@ def _expected(definition: TableDefinition, expected: Mapping[str, Any], key_row:
     return row
 
 
-def _completed(given: pa.RecordBatch, definition: TableDefinition, stored: pa.RecordBatch) -> pa.RecordBatch:
+def completed(given: pa.RecordBatch, definition: TableDefinition, stored: pa.RecordBatch) -> pa.RecordBatch:
     """A row in the current schema: the value that the table filled is the stored one, if it was left out."""
     automatic = definition.options.auto_increment
     if automatic is not None and automatic not in given.schema.names:

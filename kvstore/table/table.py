@@ -315,7 +315,8 @@ class Table(ReadTable):
             InvalidRequest: A column has no numbers, is null, or can't have the sum; or an argument does not fit.
                 Nothing was written.
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``; or there is a ``default``,
-                and the table has an auto-increment column.
+                and the table has an auto-increment column; or Python has no such value as the row has in a column.
+                Nothing was written.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         definition = self._written()
@@ -328,9 +329,9 @@ class Table(ReadTable):
         else:
             keys = intake.key_rows([key], layout_of(definition).key_schema)
             is_done = bool(apply_if(self._handles, definition, iter([keys]), asked.decide).by_bucket)
-        if not is_done:
+        if not is_done or asked.row is None:
             raise KeyError(key)
-        return asked.row()
+        return asked.row
 
     def __setitem__(self, key: Keys, row: Any) -> None:
         definition = self._written()

@@ -14,8 +14,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from kvstore.arguments import shown
 from kvstore.bucket.committer import Committer
-from kvstore.errors import SchemaMismatch, TransactionConflict, UnsupportedOperation
+from kvstore.errors import DeletionDisabled, SchemaMismatch, TransactionConflict, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import (
     BYTES_MAX,
@@ -31,7 +32,7 @@ from kvstore.request.preparation import request_of
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.row_layout import layout_of
 from kvstore.request.targets import filled, schema_given
-from kvstore.table.conditional import replacement, stored
+from kvstore.table.conditional import completed, expected_row, replacement, stored
 from kvstore.table.open_table import OpenTable
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
@@ -40,6 +41,7 @@ from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import Operation
 from logformat.rows.given import row_of
 from logformat.rows.intake import Data, Keys
+from logformat.rows.json_form import shown_values
 from logformat.rows.python_rows import rows_of
 
 
@@ -130,15 +132,15 @@ class TableChanges:
     def expect(self, key: Keys, row: Any) -> None:
         """See :meth:`Transaction.expect`."""
         changed_key = self._key(key)
+        row = row_of(row)
+        if not isinstance(row, Mapping | None):
+            raise SchemaMismatch("A row is a dict from column name to value.", row=shown(row))
+        expected = None if row is None else expected_row(self.definition, row, changed_key.row)
         there = self._row(changed_key)
-        if row is None or there is None:
-            is_same = row is there
+        if expected is None or there is None:
+            is_same = expected is there
         else:
-            named = dict(
-                zip(changed_key.row.schema.names, (column[0] for column in changed_key.row.columns), strict=True)
-            )
-            whole = named | dict(row) if isinstance(row := row_of(row), Mapping) else row
-            given = intake.one_batch([whole], self.definition.schema)
+            given = completed(expected, self.definition, there)
             is_same = stored(self.definition, given) == stored(self.definition, there)
         if not is_same:
             raise self.conflict(changed_key.code)
@@ -155,14 +157,23 @@ class TableChanges:
                 requests.append(request_of(each, self.definition))
         return requests
 
-    def check_columns(self) -> None:
-        """Verify that every column in which a row has a value is still there.
+    def check_table(self) -> None:
+        """Verify that the table still takes the changes: every column in which a row has a value, and deletes.
 
         Raises:
-            SchemaMismatch: One was dropped.
-            NoSuchTable: The table was.
+            SchemaMismatch: A column was dropped.
+            DeletionDisabled: Deletes were disabled, or are ignored now.
+            NoSuchTable: The table was dropped.
         """
-        names = self.opened.catalog.definition().renamed_since(self.definition.schema_id)
+        now = self.opened.catalog.definition()
+        behavior = now.options.delete_behavior
+        if behavior != self.definition.options.delete_behavior and behavior != "allow" and self._has_deletes:
+            raise DeletionDisabled(
+                "The table takes no deletes any more; run the transaction again without them.",
+                table=self.definition.name,
+                delete_behavior=behavior,
+            )
+        names = now.renamed_since(self.definition.schema_id)
         dropped = [name for name, now in names.items() if now is None]
         if not dropped:
             return
@@ -174,6 +185,13 @@ class TableChanges:
                 dropped=lost,
             )
 
+    @property
+    def _has_deletes(self) -> bool:
+        return any(
+            any(few.value is None for few in each) if isinstance(each, list) else each.is_delete.true_count
+            for each in self._changes
+        )
+
     def verify(self, committers: Mapping[BucketId, Committer]) -> None:
         """Verify that every row that was read is still the same, and every column there; no bucket is written now.
 
@@ -183,9 +201,9 @@ class TableChanges:
 
         Raises:
             TransactionConflict: One is not.
-            SchemaMismatch: See :meth:`check_columns`.
+            InvalidRequest: See :meth:`check_table`.
         """
-        self.check_columns()
+        self.check_table()
         for (bucket, code), value in self.read.items():
             if (committers[bucket].memtable.value(code) or b"") != value:
                 raise self.conflict(code)
@@ -339,11 +357,10 @@ class TableChanges:
 
     def conflict(self, code: bytes) -> TransactionConflict:
         """The error that the row of a key has changed."""
-        key = pa.RecordBatch.from_arrays(
-            layout_of(self.definition).keys.decode(BinaryColumn.from_list([code])),
-            schema=layout_of(self.definition).key_schema,
-        )
-        return TransactionConflict(_CHANGED, table=self.definition.name, key=key.to_pylist()[0])
+        layout = layout_of(self.definition)
+        columns = layout.keys.decode(BinaryColumn.from_list([code]))
+        key = {name: shown_values(column)[0] for name, column in zip(layout.key_schema.names, columns, strict=True)}
+        return TransactionConflict(_CHANGED, table=self.definition.name, key=key)
 
 
 _CHANGED = "A row that the transaction has read, or expects, is another one now; run it again."

@@ -176,7 +176,7 @@ class Transaction:
         named = {changes: name for name, changes in reversed(self._tables.items())}
         tables = sorted(named, key=lambda changes: changes.definition.id)
         for changes in tables:
-            changes.check_columns()
+            changes.check_table()
         if not any(changes.is_changed for changes in tables):
             if self._writer is not None:
                 raise InvalidRequest(

@@ -319,7 +319,9 @@ def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> Non
             given=list(given),
         )
     if unknown:
-        raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=schema.names)
+        raise SchemaMismatch(
+            "The table has no such column, or fills it itself; leave it out.", unknown=unknown, columns=schema.names
+        )
     if len(set(given)) < len(given):
         raise SchemaMismatch("A column is given twice.", given=list(given))
 

@@ -48,6 +48,15 @@ def to_json(column: pa.Array) -> list[Any]:
     return [next(there) if valid else None for valid in column.is_valid().to_pylist()]
 
 
+def shown_values(column: pa.Array) -> list[Any]:
+    """Python values for the text of an error; in their JSON form if Python has none, as for a time out of its range."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        return to_json(column)
+    return values
+
+
 def from_json(values: list[Any], stored: pa.DataType) -> pa.Array:
     """Convert values decoded from JSON to a column of a stored type.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from logformat.errors import UnsupportedOperation
 from logformat.rows.schema import is_dict
 
 
@@ -15,10 +16,19 @@ def rows_of(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> Iterator[dict
 
     Args:
         schema: Columns as the table stores them; those of the rows that it does not have are as Arrow gives them.
+
+    Raises:
+        UnsupportedOperation: Python has no such value, as for a time that is out of its range.
     """
     converted = [(field.name, convert) for field in schema if (convert := _dicts_in(field.type)) is not None]
     row: dict[str, Any]
-    for row in rows.to_pylist():
+    try:
+        listed = rows.to_pylist()
+    except (OverflowError, ValueError) as error:
+        raise UnsupportedOperation(
+            "Python has no such value; read the row as Arrow, by `lookup`, `find` or `to_arrow`.", reason=str(error)
+        ) from error
+    for row in listed:
         for name, convert in converted:
             row[name] = convert(row[name])
         yield row

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
-from kvstore.errors import UniqueViolation, UnsupportedOperation
+from kvstore.errors import RowsRefused, UniqueViolation, UnsupportedOperation
 from tests.conftest import OpenStore
 from tests.support.kept import KeptStore
 
@@ -167,3 +167,24 @@ def test_it_holds_after_the_index_is_rebuilt(open_store: OpenStore, store_path: 
         with_unique(store).upsert([{"id": number, "mail": f"m{number}"} for number in range(100)])
     with open_store() as store, pytest.raises(UniqueViolation):
         store.table("t").upsert({"id": 200, "mail": "m7"})
+
+
+def test_a_row_that_python_has_no_value_for_is_named(open_store: OpenStore) -> None:
+    """Its other columns are not shown, and its key is shown as JSON; the bucket goes on."""
+    far = pa.array([400_000_000_000], pa.timestamp("s"))
+    store = open_store()
+    table = store.create_table("t", pa.schema([("at", far.type), ("mail", pa.string()), ("end", far.type)]), "at")
+    store.create_index("t", "by_mail", ["mail"], unique=True)
+    table.upsert(pa.table({"at": far, "mail": ["a"], "end": far}))
+    other = pa.table({"at": pa.array([0], far.type), "mail": ["a"], "end": far})
+    with table.writer() as writer:
+        writer.upsert(other)  # in the bucket's own thread, which such an error would have ended
+        with pytest.raises(RowsRefused) as refused:
+            writer.flush()
+    [row] = refused.value.refused
+    assert isinstance(row.error, UniqueViolation)
+    assert row.error.where["key"] == "14645-06-30T15:06:40"
+    with pytest.raises(UniqueViolation):
+        table.upsert(other)
+    table.upsert(other.set_column(1, "mail", pa.array(["b"])))
+    assert len(table) == 2

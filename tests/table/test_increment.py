@@ -6,6 +6,7 @@ import datetime as dt
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -37,6 +38,13 @@ SCHEMA = pa.schema(
 )
 LIMITS = {"i8": (-(2**7), 2**7 - 1), "u64": (0, 2**64 - 1)}
 ROW = {"k": "a", "flag": True, "i8": 0, "u64": 0, "text": "é\0", "f32": 0.0, "f64": 0.0}
+
+
+@dataclass
+class Pages:
+    id: int
+    pages: dict[str, int]
+    n: int
 
 
 @pytest.fixture(params=WAYS)
@@ -238,3 +246,44 @@ def test_an_increment_of_a_damaged_row_says_so_and_writes_nothing(
             table.increment("a", {"i8": 1})
     assert table.offsets() == ends
     assert table.increment("a", {"i8": 1}) == {**ROW, "i8": 1}
+
+
+@pytest.mark.parametrize(
+    ("default", "amount", "row"),
+    [(np.int8(127), 1, 128), (np.uint8(3), -5, -2), (np.int64(2**62), 1, 2**62 + 1)],
+)
+def test_numbers_of_numpy_do_not_wrap_round(
+    way: str, default: Any, amount: int, row: int, open_store: OpenStore
+) -> None:
+    table = open_store().create_table("t", {"k": "string", "n": "int64"}, "k")
+    assert table.increment("a", {"n": amount}, default={"n": default})["n"] == row
+
+
+@pytest.mark.parametrize("default", [np.int64(2**63 - 1), True, "1", 1.5])
+def test_a_default_that_is_no_such_number_is_refused(way: str, default: Any, open_store: OpenStore) -> None:
+    table = open_store().create_table("t", {"k": "string", "n": "int64"}, "k")
+    with pytest.raises(InvalidRequest):
+        table.increment("a", {"n": 1}, default={"n": default})
+    assert "a" not in table
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("s"), pa.duration("s"), pa.timestamp("us", "UTC")])
+def test_an_increment_whose_answer_python_lacks_a_value_for_writes_nothing(
+    way: str, kind: pa.DataType, open_store: OpenStore
+) -> None:
+    table = open_store().create_table("t", pa.schema([("k", pa.int64()), ("n", pa.int64()), ("v", kind)]), "k")
+    far = pa.array([2**62 if kind == pa.timestamp("us", "UTC") else 400_000_000_000_000], kind)
+    table.upsert(pa.table({"k": [1], "n": [1], "v": far}))
+    with pytest.raises(UnsupportedOperation, match="Python has no such value"):
+        table.increment(1, {"n": 1})
+    assert table.to_arrow(columns=["n"])["n"].to_pylist() == [1]
+    with pytest.raises(UnsupportedOperation, match="read the row as Arrow"):
+        table.get(1)
+    assert table.lookup([1])["v"].to_numpy()[0] == far.to_numpy()[0]
+
+
+def test_a_map_that_is_declared_as_a_dict_comes_back_as_one(open_store: OpenStore) -> None:
+    table = open_store().create_table("t", Pages, "id")
+    table.upsert(Pages(1, {"a": 1}, 0))
+    assert table.increment(1, {"n": 2}) == table.get(1) == {"id": 1, "pages": {"a": 1}, "n": 2}
+    assert table.increment(2, {"n": 2}, default={"pages": {"b": 2}}) == {"id": 2, "pages": {"b": 2}, "n": 2}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -109,7 +110,7 @@ def test_a_column_that_is_dropped_while_the_transaction_is_committed(
     store: kvstore.Store, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = store["stock"].offsets(), store["orders"].offsets()
-    check, checked = TableChanges.check_columns, []
+    check, checked = TableChanges.check_table, []
 
     def late(changes: TableChanges) -> None:
         check(changes)
@@ -117,7 +118,7 @@ def test_a_column_that_is_dropped_while_the_transaction_is_committed(
         if len(checked) == 2:
             store.drop_columns("orders", ["n"])
 
-    monkeypatch.setattr(TableChanges, "check_columns", late)
+    monkeypatch.setattr(TableChanges, "check_table", late)
     with pytest.raises(SchemaMismatch, match="dropped"), store.transaction() as tx:  # noqa: PT012
         tx.upsert("orders", [{"id": id, "item": "apple", "n": 1} for id in range(rows)])
         tx.delete("stock", "apple")
@@ -493,3 +494,51 @@ def test_a_table_that_is_renamed_meanwhile_is_one_table(store: kvstore.Store) ->
         tx.upsert("sales", {"id": 2})
         tx.upsert("stock", {"item": "kiwi"})
     assert [row["id"] for row in rows_of(store["sales"])] == [1, 2]
+
+
+@pytest.mark.parametrize("behavior", ["disable", "ignore"])
+@pytest.mark.parametrize("rows", [1, 2000])
+@pytest.mark.parametrize("others", [False, True])
+def test_deletes_that_are_disabled_meanwhile_are_refused(
+    store: kvstore.Store, behavior: Any, rows: int, others: bool
+) -> None:
+    store["orders"].upsert([{"id": number} for number in range(rows)])
+    with pytest.raises(DeletionDisabled), store.transaction() as tx:
+        tx.delete("orders", list(range(rows)))
+        if others:
+            tx.upsert("stock", {"item": "plum"})
+        store.alter_table("orders", delete_behavior=behavior)
+    assert len(store["orders"]) == rows
+    assert "plum" not in store["stock"]
+    with store.transaction() as tx:  # without a delete it goes on
+        tx.upsert("orders", {"id": rows})
+        store.alter_table("orders", delete_behavior="allow")
+    assert len(store["orders"]) == rows + 1
+
+
+def test_an_expected_row_of_another_key_is_no_conflict(store: kvstore.Store) -> None:
+    for key in ("apple", "not there"):
+        with pytest.raises(InvalidRequest, match="another key"), store.transaction() as tx:
+            tx.expect("stock", key, {"item": "pear", "left": 3, "price": 0.5})
+    with pytest.raises(SchemaMismatch), store.transaction() as tx:
+        tx.expect("stock", "apple", 7)
+
+
+def test_a_column_that_the_table_fills_is_not_expected(store: kvstore.Store) -> None:
+    filled = store.create_table("filled", {"k": "string", "id": "int64", "v": "int64"}, "k", auto_increment="id")
+    filled.upsert({"k": "a", "v": 1})
+    with store.transaction() as tx:
+        tx.expect("filled", "a", {"v": 1})
+        tx.expect("filled", "a", filled["a"])
+        tx.upsert("filled", {"k": "a", "v": 2})
+    assert filled["a"]["v"] == 2
+    with pytest.raises(TransactionConflict), store.transaction() as tx:
+        tx.expect("filled", "a", {"v": 1})
+
+
+def test_a_key_that_python_has_no_value_for_is_shown_as_json(store: kvstore.Store) -> None:
+    far = pa.array([400_000_000_000], pa.timestamp("s"))
+    store.create_table("far", pa.schema([("k", far.type)]), "k").upsert(pa.table({"k": far}))
+    with pytest.raises(TransactionConflict) as conflict, store.transaction() as tx:
+        tx.expect("far", np.datetime64(400_000_000_000, "s"), None)
+    assert conflict.value.where["key"] == {"k": "14645-06-30T15:06:40"}
