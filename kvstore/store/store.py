@@ -561,8 +561,9 @@ class Store(AlteredTables, ReadStore):
         If Ctrl-C comes meanwhile, close it again: what was left is done then.
 
         Raises:
-            LogFailed, StoreFull: Not everything could be made durable; all of it that was synced is recovered at the
-                next open. The store is given up all the same.
+            LogFailed, StoreFull: Not everything could be made durable, of rows that were written with another
+                durability than ``"sync"``; what was synced is there at the next open. The store is given up all the
+                same.
         """
         for shipping in list(self._shippings):
             shipping.close()

@@ -503,11 +503,16 @@ def test_deletes_that_are_disabled_meanwhile_are_refused(
     store: kvstore.Store, behavior: Any, rows: int, others: bool
 ) -> None:
     store["orders"].upsert([{"id": number} for number in range(rows)])
-    with pytest.raises(DeletionDisabled), store.transaction() as tx:
-        tx.delete("orders", list(range(rows)))
-        if others:
-            tx.upsert("stock", {"item": "plum"})
-        store.alter_table("orders", delete_behavior=behavior)
+
+    def delete() -> None:
+        with store.transaction() as tx:
+            tx.delete("orders", list(range(rows)))
+            if others:
+                tx.upsert("stock", {"item": "plum"})
+            store.alter_table("orders", delete_behavior=behavior)
+
+    with pytest.raises(DeletionDisabled):
+        delete()
     assert len(store["orders"]) == rows
     assert "plum" not in store["stock"]
     with store.transaction() as tx:  # without a delete it goes on
