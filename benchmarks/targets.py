@@ -78,7 +78,7 @@ TARGETS = [
     Target(updates.CPU_THOUSAND, 0.285, RocksDict.name, at_most=True),
     Target(updates.CPU_50K, 0.2, LmdbByHand.name, at_most=True),
     Target(reads.GET, 1.4, Sqlite.name),
-    *(Target(gets.line_of(shape), 1, Sqlite.name) for shape in gets.SHAPES),
+    *(Target(gets.line_of(shape), 1.4, Sqlite.name) for shape in gets.SHAPES),
     *(Target(ranges.range_line_of(shape.name, of="wall"), 1, Sqlite.name) for shape in ranges.SHAPES),
     Target(increments.LINE, 0.8, Sqlite.name),
     Target(lookups.NARROW_LINE, 2, lookups.WITHOUT),

@@ -16,6 +16,8 @@ from logformat.errors import CorruptData
 from logformat.rows.schema import is_dict, is_variable
 from logformat.rows.types.registry import column_type
 
+Decode = Callable[[bytes, Any], dict[str, Any]]
+
 _COUNT = struct.Struct("<I")
 _VARIABLE = struct.Struct("<?I")
 
@@ -47,20 +49,66 @@ class SingleRecord:
         """
         position, end = self._size, len(record)
         if position > end:
-            raise CorruptData("A stored record is cut short; run `kvstore check`.")
+            raise _cut_short()
         row = list(self._unpack(record))
         nulls, row[0] = row[0], first
         for nth, convert in self._variable:
             start, position = position, position + row[nth]
             row[nth] = convert(record[start:position])
         if position > end:
-            raise CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
+            raise _not_adding_up()
         for nth, convert in self._converted:
             row[nth] = convert(row[nth])
         if nulls != self._valid:
             bits = int.from_bytes(nulls, "little") << 1
             row = [None if bits >> nth & 1 else cell for nth, cell in enumerate(row)]
         return row
+
+    def decoder(self, names: Sequence[str], key: Sequence[str], columns: Sequence[str]) -> Decode:
+        """A function from a record, and the values of a key, to a dict; errors are those of :meth:`decode`.
+
+        It is written for these names and compiled, as those of dataclasses are: loops over them take twice as long.
+
+        Args:
+            names: Names of the record's columns.
+            key: Names of the key's columns. Their values are given as a sequence, or as the value of the only one.
+            columns: Names of the dict, in order; one that is among neither is None.
+        """
+        cells = dict.fromkeys(columns, "None") | {name: f"cell{nth}" for nth, name in enumerate(names, 1)}
+        cells |= {name: f"key{nth}" for nth, name in enumerate(key)}
+        nullable = [(nth, name) for nth, name in enumerate(names, 1) if name in columns]
+
+        def void(row: dict[str, Any], nulls: bytes) -> None:
+            bits = int.from_bytes(nulls, "little") << 1
+            row.update((name, None) for nth, name in nullable if bits >> nth & 1)
+
+        lines = [
+            "def decode(record, key):",
+            f" if len(record) < {self._size}: raise cut_short()",
+            f" {', '.join(f'key{nth}' for nth in range(len(key))) or '_'} = key",
+            f" {', '.join(['nulls', *(f'cell{nth}' for nth in range(1, len(names) + 1))])}, = unpack(record)",
+            f" end = {self._size}",
+            *(f" start = end; end += cell{nth}; cell{nth} = of{nth}(record[start:end])" for nth, _ in self._variable),
+            " if end > len(record): raise not_adding_up()",
+            *(f" cell{nth} = of{nth}(cell{nth})" for nth, _ in self._converted),
+            f" row = {{{', '.join(f'{name!r}: {cells[name]}' for name in columns)}}}",
+            " if nulls != valid: void(row, nulls)",
+            " return row",
+        ]
+        scope: dict[str, Any] = {f"of{nth}": convert for nth, convert in (*self._variable, *self._converted)}
+        scope |= {"unpack": self._unpack, "valid": self._valid, "void": void}
+        scope |= {"cut_short": _cut_short, "not_adding_up": _not_adding_up}
+        exec("\n".join(lines), scope)  # noqa: S102  # of names there is only what `repr` makes of them
+        decode: Decode = scope["decode"]
+        return decode
+
+
+def _cut_short() -> CorruptData:
+    return CorruptData("A stored record is cut short; run `kvstore check`.")
+
+
+def _not_adding_up() -> CorruptData:
+    return CorruptData("A stored record's lengths do not add up; run `kvstore check`.")
 
 
 def _of_bytes(kind: pa.DataType) -> Callable[[bytes], Any]:
@@ -78,8 +126,9 @@ def _of_bytes(kind: pa.DataType) -> Callable[[bytes], Any]:
 
 
 def _structs(fields: Sequence[pa.Field]) -> Callable[[bytes], Any]:
-    names, record = [field.name for field in fields], SingleRecord([field.type for field in fields])
-    return lambda stored: dict(zip(names, record.decode(stored)[1:], strict=True)) if stored else None
+    names = [field.name for field in fields]
+    decode = SingleRecord([field.type for field in fields]).decoder(names, (), names)
+    return lambda stored: decode(stored, None) if stored else None
 
 
 def _maps(kind: pa.MapType) -> Callable[[bytes], Any]:

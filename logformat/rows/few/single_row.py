@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ from logformat.checksum import CHECKSUM_BITS, hasher
 from logformat.errors import CorruptData
 from logformat.ids import SchemaId
 from logformat.rows.few.cells import MISFITS, code_of, conversion_of
-from logformat.rows.few.single_record import SingleRecord
+from logformat.rows.few.single_record import Decode, SingleRecord
 from logformat.rows.keys import KEY_BYTES_MAX, ROW
 from logformat.rows.schema import fixed_width
 from logformat.rows.types.column_type import Layout
@@ -30,8 +29,6 @@ _WHOLE = (tuple, dict)
 """Types of keys that have all columns of a key; a value of any other type is the key's one column."""
 
 Encode = Callable[[Any], "bytes | None"]
-Decode = Callable[[bytes, Any], list[Any]]
-InOrder = Callable[[list[Any]], Sequence[Any]]
 Verify = Callable[[bytes, int, bytes, int], int]
 
 
@@ -74,7 +71,7 @@ class SingleRowCodec:
         self._names = schema.names if columns is None else list(columns)
         self._schemas = schemas
         self._verify = verify
-        self._rows: dict[int, tuple[Decode, InOrder | None]] = {}
+        self._rows: dict[int, Decode] = {}
 
     def encode_columns(self, key: Any, names: Sequence[str]) -> bytes:
         """Code of some columns of a key that :meth:`encode_key` has encoded, in this order and without a prefix."""
@@ -111,15 +108,11 @@ class SingleRowCodec:
         schema_id = value[4] | value[5] << 8
         if schema_id > self._schema_id:
             return None
-        decode, in_order = self._rows.get(schema_id) or self._row_of(schema_id)
+        decode = self._rows.get(schema_id) or self._row_of(schema_id)
         try:
-            row = decode(value, key)
-            if self._as_stored or type(key) in _WHOLE:
-                row[:1] = self._stored(key)
+            return decode(value, self._stored(key) if self._as_stored or type(key) in _WHOLE else key)
         except (ValueError, OverflowError):
             return None
-        # As many as there are names; to have it verified takes longer than all else here.
-        return dict(zip(self._names, row if in_order is None else in_order(row)))  # noqa: B905
 
     def key_of(self, code: bytes) -> Any | None:
         """The key that has this code, of one column of integers or text; None if it has another type."""
@@ -129,25 +122,25 @@ class SingleRowCodec:
             return code[len(ROW) : -1].replace(b"\x01\x01", b"\x00").replace(b"\x01\x02", b"\x01").decode()
         return None
 
-    def _row_of(self, schema_id: int) -> tuple[Decode, InOrder | None]:
-        """Decoder of the columns outside the key, of rows of a schema; and the order of all columns."""
+    def _row_of(self, schema_id: int) -> Decode:
+        """Decoder of rows of a schema, from their values and their keys."""
         schema = self._schemas.get(SchemaId(schema_id))
         if schema is None:
             raise CorruptData("A stored row names an unknown schema; run `kvstore check`.", schema_id=schema_id)
         others = [name for name in schema.names if name not in self._key]
         record = SingleRecord([schema.field(name).type for name in others], _HEAD_BYTES)
-        decoder = self._rows[schema_id] = record.decode, _in_order(self._names, [*self._key, *others])
+        decoder = self._rows[schema_id] = record.decoder(others, self._key, self._names)
         return decoder
 
     def _given(self, key: Any) -> Sequence[Any]:
         return key if type(key) is tuple else tuple(map(key.get, self._key)) if type(key) is dict else (key,)
 
-    def _stored(self, key: Any) -> list[Any]:
-        """Values of a key's columns, as they are stored."""
+    def _stored(self, key: Any) -> Any:
+        """Values of a key's columns, or that of its only one, as they are stored."""
         values = [*self._given(key)]
         for number, as_stored in self._as_stored:
             values[number] = as_stored(values[number])
-        return values
+        return values if len(values) > 1 else values[0]
 
     def _encoded(self, key: Any) -> bytes | None:
         """Encode any key, column by column."""
@@ -165,16 +158,6 @@ class SingleRowCodec:
 
 def _wrong_checksum(key: Any) -> CorruptData:
     return CorruptData("Stored rows fail their checksum; run `kvstore check`.", rows=1, key=key)
-
-
-def _in_order(names: Sequence[str], there: Sequence[str]) -> InOrder | None:
-    """The function that takes columns from a row by their names; None if the row has just these columns."""
-    if list(names) == list(there):
-        return None
-    numbers = [there.index(name) if name in there else None for name in names]
-    if None not in numbers and len(numbers) > 1:
-        return itemgetter(*numbers)
-    return lambda row: [None if number is None else row[number] for number in numbers]
 
 
 def _whole_key(kind: pa.DataType, encoded: Encode) -> Encode:
