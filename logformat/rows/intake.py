@@ -278,7 +278,7 @@ def key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         SchemaMismatch: It has too few or too many values.
     """
-    if isinstance(key, pa.Scalar):
+    if isinstance(key, pa.StructScalar | pa.ListScalar):
         key = key.as_py()
     if isinstance(key, Mapping):
         return key

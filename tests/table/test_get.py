@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 import kvstore
 from kvstore.bucket.handle import BucketHandle
-from kvstore.errors import CorruptData, KeyTooLarge, SchemaMismatch, Unavailable
+from kvstore.errors import CorruptData, KeyTooLarge, SchemaMismatch, Unavailable, UnsupportedOperation
 from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import CatalogState
 from kvstore.request.row_layout import layout_of
@@ -197,3 +197,14 @@ def test_a_get_costs_no_more_after_a_refused_row_or_a_compaction(store: kvstore.
     assert cost() == before
     table.compact()
     assert cost() == before
+
+
+def test_a_scalar_of_arrow_is_a_key_though_python_has_no_such_value(open_store: OpenStore) -> None:
+    far = pa.array([400_000_000_000], pa.timestamp("s"))
+    table = open_store().create_table("t", pa.schema([("k", far.type), ("n", pa.int64())]), "k")
+    table.upsert(pa.table({"k": far, "n": [1]}))
+    assert table.lookup([far[0]])["_found"].to_pylist() == [True]
+    with pytest.raises(UnsupportedOperation, match="read the row as Arrow"):
+        table.get(far[0])
+    table.delete(far[0])
+    assert len(table) == 0
