@@ -649,9 +649,9 @@ class BucketHandle:
         None if another thread has taken the bucket for writing, or closed the index: the memtable may have the row.
         """
         with self._opening:
-            index = self._reader.ready() if self.engine is None else None
-            if index is not None:
-                return index, self._reader.newest(key)
+            found = self._reader.found(key) if self.engine is None else None
+        if found is not None:
+            return found
         index = self._opened_reader()
         with self._opening:
             return (index, self._reader.newest(key)) if self._reader.index is index else None

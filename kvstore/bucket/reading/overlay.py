@@ -234,14 +234,19 @@ class OverlayReader:
 
     def newest(self, key: bytes, index: Index) -> bytes | None:
         """What the log has of a key; see :meth:`Overlay.find`. Raises what :meth:`at` raises."""
-        if not self.is_as_read() or self._context.clock.monotonic() >= self._look_next:
+        if not self.is_as_read():
             self.at(index.committed_state(), rows=True)
-        assert self._overlay is not None
-        return self._overlay.find(key)
+        return self.find(key)
 
     def is_as_read(self) -> bool:
-        """Whether the rows after the index were read, and the log's writer has said nothing since."""
-        return self._has_rows and self._published.is_as_read()
+        """Whether the rows after the index were read a short time ago, and the log's writer has said nothing since."""
+        is_soon = self._has_rows and self._context.clock.monotonic() < self._look_next
+        return is_soon and self._published.is_as_read()
+
+    def find(self, key: bytes) -> bytes | None:
+        """What was read of a key; see :meth:`Overlay.find`."""
+        assert self._overlay is not None
+        return self._overlay.find(key)
 
     def is_ahead(self, state: IndexState) -> bool:
         """Whether an index has changes that were never durable, and that the log lost."""

@@ -66,10 +66,21 @@ class BucketReader:
     def ready(self) -> Index | None:
         """The open index, if nothing has to be done before it is read."""
         index = self.index
-        if index is None or not self._was_just_looked_at:
+        return None if index is None or index.environment.is_stale() or not self._was_just_looked_at else index
+
+    def found(self, key: bytes) -> tuple[Index, bytes | None] | None:
+        """The open index and what the log has of a key after it, if nothing has to be done before they are read.
+
+        While the log is as it was read, an old index is as good as a new one, so no file is looked at.
+
+        Raises what :meth:`newer` does.
+        """
+        index = self.index
+        if index is None or self._is_halfway or not self._was_just_looked_at:
             return None
-        # An old index is as good as the new one while the log after it is as it was read; it spares `get` a look.
-        return index if self._overlay.is_as_read() or not index.environment.is_stale() else None
+        if self._overlay.is_as_read():
+            return index, self._overlay.find(key)
+        return None if index.environment.is_stale() else (index, self.newest(key))
 
     @property
     def _was_just_looked_at(self) -> bool:
