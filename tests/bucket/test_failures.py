@@ -90,7 +90,7 @@ def test_a_permanent_disk_failure_is_reported_and_acknowledged_rows_survive_a_re
 def test_an_index_that_could_not_be_committed_is_recovered_by_the_next_open(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same process too: close releases the bucket's lock whatever happens, and what is in the log is no error."""
+    """In the same process too: close gives the lock back whatever happens, and what is in the log is no error."""
 
     def refuse(index: Index, state: IndexState) -> None:
         raise lmdb.DiskError("no space")
