@@ -119,15 +119,22 @@ def location_of(path: Path) -> Path | str:
     return f"{url[1]}:///{url[2]}" if url[1] == "file" else f"{url[1]}://{url[2]}"
 
 
+def refuse_replica(path: Path) -> None:
+    """Refuse what is read by a URL, for a command that does not open the store.
+
+    Raises:
+        UnsupportedOperation: There is a replica, or shared tables.
+    """
+    if (url := replica_at(str(location_of(path)))) is not None:
+        raise _no_store(url)
+
+
 def store_id_of(path: Path) -> UUID:
     """Id of the store in a directory, also if its catalog is damaged.
 
     Raises:
         NotAStore: The directory is not a store.
-        UnsupportedOperation: There is a replica, or shared tables.
     """
-    if (url := replica_at(str(location_of(path)))) is not None:
-        raise _no_store(url)
     try:
         return store_file.decode(read_file(path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX)).store_id
     except OSError as error:

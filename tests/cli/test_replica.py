@@ -56,7 +56,7 @@ def test_a_store_is_no_replica_and_a_replica_no_store(path: Path, tmp_path: Path
     for command in (["restore", path, new], ["restore", path.as_uri(), new], ["follow", path, new, "--once"]):
         done = run("replica", *command)
         assert (done.code, "This is a store, no replica" in done.err, str(path) in done.err) == (2, True, True)
-    for command in (["meta", "dump"], ["meta", "recover"], ["meta", "status"], ["ui", "--no-browser"]):
+    for command in (["meta", "dump"], ["meta", "status"], ["ui", "--no-browser"]):
         for given in (place, place.as_uri()):
             done = run(*command, given)
             assert (done.code, "takes the directory of a store" in done.err) == (2, True), done.err
