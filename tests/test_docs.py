@@ -62,6 +62,18 @@ def test_errors_that_operations_explain_are_raised() -> None:
         assert any(re.search(rf"{kind}\(\s*f?\"{re.escape(message)}", source) for source in sources), (kind, message)
 
 
+def test_sections_that_sources_name_are_there() -> None:
+    named = {
+        pair
+        for room in ("kvstore", "logformat", "merge_engines", "writer")
+        for path in (ROOT / room).rglob("*.py")
+        for pair in re.findall(r"docs/([a-z-]+\.md), ([A-Za-z][A-Za-z ]*)[.)]", path.read_text())
+    }
+    assert len(named) >= 5
+    for page, section in named:
+        assert re.search(rf"^##+ {section}$", (ROOT / "docs" / page).read_text(), re.MULTILINE), (page, section)
+
+
 def test_failures_that_ingestion_explains_are_raised() -> None:
     page = (ROOT / "docs" / "ingestion.md").read_text()
     explained = re.findall(r"^\| ([A-Z][^|]+) \|", page.partition("| What is said")[2], re.MULTILINE)

@@ -19,8 +19,10 @@ from kvstore.disk.files import read_file
 from kvstore.errors import NotAStore, StoreError, UnsupportedOperation
 from kvstore.read.changelog import End, Start
 from kvstore.read.key_texts import parse_key
+from kvstore.replica.location import replica_at
 from logformat import paths
 from logformat.catalog import store_file
+from logformat.urls import shown_url
 
 _URL = re.compile("([a-z][a-z0-9]+):/(.*)")  # a path has one slash where a URL has several
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory of the store.", show_default=False)]
@@ -98,11 +100,15 @@ def opened_store(path: Path, *, write: bool = False) -> kvstore.Store:
             return kvstore.open(location)
     if isinstance(reading, kvstore.StoreInReplica):
         reading.close()
-        raise UnsupportedOperation(
-            "This command takes the directory of a store; a replica or a place of shared tables has rows and changes.",
-            url=reading.url,
-        )
+        raise _no_store(reading.url)
     return reading
+
+
+def _no_store(url: str) -> UnsupportedOperation:
+    return UnsupportedOperation(
+        "This command takes the directory of a store; a replica or a place of shared tables has rows and changes.",
+        url=shown_url(url),
+    )
 
 
 def location_of(path: Path) -> Path | str:
@@ -111,6 +117,16 @@ def location_of(path: Path) -> Path | str:
     if url is None or path.exists():
         return path
     return f"{url[1]}:///{url[2]}" if url[1] == "file" else f"{url[1]}://{url[2]}"
+
+
+def refuse_replica(path: Path) -> None:
+    """Refuse what is read by a URL, for a command that does not open the store.
+
+    Raises:
+        UnsupportedOperation: There is a replica, or shared tables.
+    """
+    if (url := replica_at(str(location_of(path)))) is not None:
+        raise _no_store(url)
 
 
 def store_id_of(path: Path) -> UUID:

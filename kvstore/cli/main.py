@@ -30,6 +30,7 @@ from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery,
 from kvstore.cli.printing import plain
 from kvstore.cli.serve import serve
 from kvstore.cli.table import consumers, rows, tables, writing
+from kvstore.cli.table.alteration import alter
 from kvstore.cli.table.history import history
 from kvstore.cli.table.sql import sql
 from kvstore.cli.table.undo import apply, undo
@@ -94,7 +95,7 @@ _EXAMPLES: dict[Callable[..., None], tuple[str, ...]] = {
         "create /data/store files --column path:string --column size:int64 --key path",
         "create /data/store events --like events.parquet --append-only",
     ),
-    tables.alter: (
+    alter: (
         "alter /data/store files --add owner:string --add 'changed:timestamp[us, tz=UTC]'",
         "alter /data/store files --rename-column size:bytes --drop owner",
         "alter /data/store files --retention-days 30 --compression zstd --rename paths",

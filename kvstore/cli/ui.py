@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from kvstore.cli.arguments import Directory, store_id_of
+from kvstore.cli.arguments import Directory, refuse_replica, store_id_of
 from kvstore.cli.doctor import version_of
 from kvstore.cli.printing import print_line
 from kvstore.errors import UnsupportedOperation
@@ -29,6 +29,7 @@ def ui(
         )
     from kvstore.console.server import serve
 
+    refuse_replica(path)
     store_id_of(path)  # there is a store here, though it may be damaged
     try:
         serve(path.absolute(), host, port, print_line, opens=not no_browser)

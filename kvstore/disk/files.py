@@ -229,7 +229,8 @@ class Files:
     def create(self, path: Path, data: bytes) -> int:
         """Write a whole file and return its descriptor; an existing file is replaced.
 
-        After a crash the path has the old file, or the new one with all of ``data``.
+        After a crash the path has the old file, or the new one with all of ``data``. After an error no temporary file
+        is left, unless the disk refuses to remove it, too.
         """
         temporary = path.with_name(path.name + TEMPORARY)
         if self.exists(temporary):
@@ -242,6 +243,8 @@ class Files:
             self.sync_directory(path.parent)
         except BaseException:
             self.close(descriptor)
+            with suppress(OSError):
+                self.remove(temporary)
             raise
         return descriptor
 
@@ -325,13 +328,13 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
 
 @contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into those of :func:`refusal`."""
+    """Turn errors of the disk into those of :func:`no_file` and :func:`refusal`."""
     try:
         yield
     except OSError as error:
         if error.errno is None:  # that of a handler of signals, such as TimeoutError
             raise
-        raise refusal(error, path) from error
+        raise no_file(error, path) or refusal(error, path) from error
 
 
 def _ignore_missing(_call: object, _path: str, failure: tuple[type[BaseException], BaseException, object]) -> None:
@@ -454,8 +457,14 @@ _NO_FILE = (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO)
 
 
 def no_file(error: OSError, path: Path) -> NotAStore | None:
-    """The error for a path that is not a plain file; None if opening it failed for another reason."""
-    return NotAStore(_NO_PLAIN_FILE, path=path) if error.errno in _NO_FILE else None
+    """The error for a file that is not a plain one; None if it is the error of another reason, or of another call.
+
+    Args:
+        path: Its path, or that of a directory with it, for an error that has only its name.
+    """
+    if error.errno not in _NO_FILE or not isinstance(error.filename, str):  # only calls with a path have one
+        return None
+    return NotAStore(_NO_PLAIN_FILE, path=error.filename if os.path.isabs(error.filename) else path)
 
 
 def refuse_links(path: Path) -> None:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -88,9 +88,11 @@ def image_of(state: CatalogState, store_id: UUID, *, epoch: Epoch, now_ms: int) 
 def save(path: Path, made: Image, files: Files) -> None:
     """Write an image to a new file, read it back, and make its bytes durable, but not its name.
 
+    After an error there is no such file, unless the disk refuses to remove it, too.
+
     Raises:
-        FileExistsError: The file exists.
-        OSError: The disk failed. The file is not a valid image.
+        FileExistsError: The file exists; it stays.
+        OSError: The disk failed.
         CorruptImage: The image that was read back differs.
     """
     descriptor = files.open(path, create=True)
@@ -103,6 +105,10 @@ def save(path: Path, made: Image, files: Files) -> None:
         if loaded.head != made.head or not loaded.state.is_same(made.state):
             raise CorruptImage("A new image differs from the catalog when it is read back; try again.", path=path)
         files.sync(descriptor)
+    except BaseException:
+        with suppress(OSError):
+            files.remove(path)
+        raise
     finally:
         files.close(descriptor)
 

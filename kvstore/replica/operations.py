@@ -5,24 +5,27 @@ from __future__ import annotations
 import datetime as dt
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 from kvstore.arguments import integer_within, path_of, shown, url_without_credentials
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, MissingVersion, NotAStore
 from kvstore.options import options_of_call
-from kvstore.replica.client import ObjectStore, normalised, place_of
+from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
 from kvstore.replica.follow.creation import create
 from kvstore.replica.follow.follower import ROLLBACK_LIMIT, Follower, Promoted
 from kvstore.replica.follow.replacement import complete
+from kvstore.replica.location import is_store
 from kvstore.replica.read.restore import Restore, Restored
 from kvstore.replica.source import Source
 from logformat import paths
 from logformat.catalog.following_file import FollowingFile
 from logformat.ids import OFFSET_MAX
+from logformat.urls import shown_url
 
 
 def follow(
@@ -59,9 +62,10 @@ def follow(
     rollback_limit = integer_within("rollback_limit", rollback_limit, 0, OFFSET_MAX)
     complete(directory.resolve(), files)
     if not (directory / paths.STORE_FILE).exists():
-        client = ObjectStore(url)
+        client = _objects_of(url)
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"
-        following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
+        with _named(url):
+            following = FollowingFile(store_id=Source(client).store.store_id, url=url, name=name)
         create(directory, following, client, files, clock, progress)
     follower = Follower(directory, options, files, clock, rollback_limit=rollback_limit, progress=progress)
     if place_of(follower.url) != place_of(url):
@@ -130,4 +134,29 @@ def restore(
             name: {bucket: integer_within("offset", end, 0, OFFSET_MAX) for bucket, end in ends.items()}
             for name, ends in to.items()
         }
-    return Restore(ObjectStore(url), Files(), SystemClock(), progress).run(path_of(path), to)
+    client = _objects_of(url)
+    with _named(url):
+        found = Restore(client, Files(), SystemClock(), progress)
+    return found.run(path_of(path), to)
+
+
+def _objects_of(url: str) -> ObjectStore:
+    """The objects of a replica.
+
+    Raises:
+        NotAStore: There is a store.
+    """
+    directory = directory_of(normalised(url))
+    if directory is not None and is_store(directory):
+        raise NotAStore("This is a store, no replica; give the place to which the store ships.", path=directory)
+    return ObjectStore(url)
+
+
+@contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Have the error for a place without a replica say which it is."""
+    try:
+        yield
+    except (NotAStore, MissingVersion) as error:
+        error.where["url"] = shown_url(url)
+        raise

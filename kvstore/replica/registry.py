@@ -64,6 +64,8 @@ def _check_location(store: Path, url: str) -> None:
             raise InvalidRequest(
                 "A replica can't be in its store's directory or above it; choose another directory.", url=url
             )
+        if directory.exists() and not directory.is_dir():
+            raise InvalidRequest("This is a file; a replica is a directory. Choose another place.", url=url)
 
 
 def unregister(runtime: StoreRuntime, name: str) -> None:

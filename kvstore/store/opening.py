@@ -50,6 +50,7 @@ from kvstore.table.read_table import ReadTable
 from logformat.catalog.replicas import CATALOG, Finding, ReplicaStatus
 from logformat.ids import OFFSET_MAX, BucketId, TableId
 from logformat.replica.object_file import parse_name
+from logformat.urls import shown_url
 
 CACHE_BYTES = 1 << 30
 """Default of ``cache_bytes_max``."""
@@ -116,9 +117,10 @@ def open_store(
         )
     try:
         return StoreInReplica(normalised(url), cache_bytes_max)
-    except (NotAStore, MissingVersion, CorruptImage):  # no manifest of a replica; and the object STORE may be lost
+    except (NotAStore, MissingVersion, CorruptImage) as error:  # no manifest of a replica; or the object STORE is lost
         if has_shared_tables(ObjectStore(url)):
             return SharedTables(normalised(url), cache_bytes_max)
+        error.where.setdefault("url", shown_url(url))
         raise
 
 

@@ -27,7 +27,7 @@ from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.ends import OpenEnds
 from kvstore.commit.named_writers import new_writer_id
-from kvstore.disk.files import Files, read_file, refusal, refusals, refuse_network
+from kvstore.disk.files import Files, no_file, read_file, refusal, refusals, refuse_network
 from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.watch import wake_all
@@ -633,7 +633,7 @@ def _identity_of(path: Path, files: Files, clock: Clock, *, read_only: bool) -> 
         return _identity_found(path, files, clock, read_only=read_only)
     except OSError as error:
         if error.errno not in _NOT_ALLOWED:
-            raise refusal(error, path) from error
+            raise no_file(error, path) or refusal(error, path) from error
         raise NotAStore(
             "This can't be opened as a store; see the reason.", path=error.filename or path, reason=error.strerror
         ) from error

@@ -40,43 +40,23 @@ class Alterations:
 
     def add_columns(self, table: TableDefinition, fields: list[pa.Field]) -> None:
         """Add columns; see :meth:`kvstore.Store.add_columns`."""
-
-        def edit_of(now: TableDefinition) -> AddSchema:
-            names = set(now.schema.names)
-            if doubled := [field.name for field in fields if field.name in names]:
-                raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
-            added = list(schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ()))[len(now.schema) :]
-            whole = pa.schema([*now.stored, *added])
-            if len(whole) > schemas.COLUMNS_MAX:
-                raise InvalidRequest(
-                    f"A table has at most {schemas.COLUMNS_MAX} columns, dropped ones included; make a new one.",
-                    columns=len(whole),
-                )
-            return AddSchema(table_id=now.id, schema_id=_next_schema(now), columns=schemas.to_json(whole))
-
         # Before other processes have to wait: thousands of columns take a while.
-        prepared = edit_of(table)
-        self._append(table, lambda _, now: prepared if now.schema_id == table.schema_id else edit_of(now))
+        prepared = columns_added(table, fields)
+        self._append(table, lambda _, now: prepared if now.schema_id == table.schema_id else columns_added(now, fields))
 
     def rename(self, table: TableDefinition, name: str) -> None:
         """Give a table another name; see :meth:`kvstore.Store.rename_table`."""
-
-        def decide(state: CatalogState, now: TableDefinition) -> RenameTable:
-            if state.table(name) is not None:
-                raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
-            return RenameTable(table_id=now.id, name=name)
-
-        self._append(table, decide)
+        self._append(table, lambda state, now: renamed(state, now, name))
 
     def rename_columns(self, table: TableDefinition, names: Mapping[str, str]) -> None:
         """Give columns other names; see :meth:`kvstore.Store.rename_columns`."""
         _check_there(table, list(names))
         if changed := {name: new for name, new in names.items() if name != new}:
-            self._append(table, lambda _, now: _renamed(now, changed))
+            self._append(table, lambda _, now: columns_renamed(now, changed))
 
     def drop_columns(self, table: TableDefinition, names: Sequence[str]) -> None:
         """Drop columns; see :meth:`kvstore.Store.drop_columns`."""
-        self._append(table, lambda _, now: _dropped(now, names))
+        self._append(table, lambda _, now: columns_dropped(now, names))
 
     def alter(
         self, table: TableDefinition, altered: Callable[[TableDefinition], TableOptions], *, once_ended: bool = False
@@ -113,14 +93,57 @@ class Alterations:
             raise
 
 
-def _renamed(now: TableDefinition, names: Mapping[str, str]) -> AlterColumns:
+def columns_added(now: TableDefinition, fields: list[pa.Field]) -> AddSchema:
+    """The edit that adds columns to a table.
+
+    Raises:
+        SchemaMismatch: It has a column of such a name.
+        InvalidRequest: A name or a type is not possible, or there would be too many columns.
+    """
+    names = set(now.schema.names)
+    if doubled := [field.name for field in fields if field.name in names]:
+        raise SchemaMismatch("The table has a column of that name; choose another.", columns=doubled)
+    added = list(schemas.normalise(pa.schema([*now.schema, *fields]), now.primary_key or ()))[len(now.schema) :]
+    whole = pa.schema([*now.stored, *added])
+    if len(whole) > schemas.COLUMNS_MAX:
+        raise InvalidRequest(
+            f"A table has at most {schemas.COLUMNS_MAX} columns, dropped ones included; make a new one.",
+            columns=len(whole),
+        )
+    return AddSchema(table_id=now.id, schema_id=_next_schema(now), columns=schemas.to_json(whole))
+
+
+def renamed(state: CatalogState, now: TableDefinition, name: str) -> RenameTable:
+    """The edit that gives a table another name.
+
+    Raises:
+        TableExists: There is a table of that name.
+    """
+    if state.table(name) is not None:
+        raise TableExists("There is a table of that name; choose another, or drop it.", table=name)
+    return RenameTable(table_id=now.id, name=name)
+
+
+def columns_renamed(now: TableDefinition, names: Mapping[str, str]) -> AlterColumns:
+    """The edit that gives columns of a table other names.
+
+    Raises:
+        SchemaMismatch: There is no such column.
+        InvalidRequest: A name is not possible, or two columns would have it.
+    """
     _check_there(now, list(names))
     # Refuses impossible names, and one that is there twice.
     schemas.normalise(pa.schema([field.with_name(names.get(field.name, field.name)) for field in now.schema]))
     return _altered(now, [field.with_name(names.get(field.name, field.name)) for field in now.stored], names)
 
 
-def _dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:
+def columns_dropped(now: TableDefinition, names: Sequence[str]) -> AlterColumns:
+    """The edit that drops columns of a table.
+
+    Raises:
+        SchemaMismatch: There is no such column.
+        InvalidRequest: A column is needed.
+    """
     _check_there(now, names)
     kinds = {
         "the key": now.primary_key or (),

@@ -32,7 +32,7 @@ RECORD_HEAD = "<II"
 """Layout of the head of a record, for ``struct``."""
 _RECORD_HEAD_BYTES = struct.calcsize(RECORD_HEAD)
 _COVERED = struct.calcsize("<I")
-_DAMAGED = "An image of the catalog is damaged; see docs/operations.md, A damaged image."
+_DAMAGED = "An image of the catalog is damaged; see docs/operations.md, The catalog."
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag=str.lower):

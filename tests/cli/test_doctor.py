@@ -138,6 +138,54 @@ def test_columns_are_dropped_renamed_and_added_in_this_order(store: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--drop", "old", "--index", "by_z:zz"), "no such column"),
+        (("--drop", "old", "--index", "by_old:old"), "drop_index()"),
+        (("--drop", "old", "--drop-index", "none"), "no such index"),
+        (("--drop", "old", "--drop", "old"), "only once"),
+        (("--drop", "old", "--rename", "fields"), "There is a table of that name"),
+        (("--drop", "old", "--retention-days", "1e-12"), "millisecond"),
+        (("--drop-index", "by_size", "--index", "by_size:old,nope"), "no such column"),
+        (("--rename-column", "size:bytes", "--compression", "foo"), "lz4"),
+        (("--rename-column", "size:bytes", "--index", "other:size"), "no such column"),
+        (("--add", "x:int64", "--rename", ""), "name"),
+        (("--add", "x:int64", "--add", "x:string"), "x"),
+        (("--add", "x:int64", "--index", "by_x:x", "--index", "by_x:x"), "index of that name"),
+        (("--index", "by_x:k", "--delete-behavior", "never"), "allow"),
+    ],
+)
+def test_nothing_is_changed_if_one_change_is_not_possible(
+    tmp_path: Path, arguments: tuple[str, ...], word: str
+) -> None:
+    with kvstore.open(tmp_path / "wide") as opened:
+        columns = pa.schema({"k": pa.string(), "size": pa.int64(), "old": pa.string()})
+        opened.create_table("files", columns, primary_key="k", indexes={"by_size": "size"})
+        opened.create_table("fields", columns, primary_key="k")
+    before = fine("describe", tmp_path / "wide", "files", "--json").lines
+    done = run("alter", tmp_path / "wide", "files", *arguments)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert word in done.err
+    assert "done" not in done.err
+    assert fine("describe", tmp_path / "wide", "files", "--json").lines == before
+
+
+def test_values_that_are_not_unique_cost_no_column_and_the_error_says_what_is_done(store: Path) -> None:
+    fine("alter", store, "files", "--add", "n:int64", "--add", "s:string")
+    fine("upsert", store, "files", "-", given='{"k": "a", "n": 5, "s": "x"}\n{"k": "b", "n": 5, "s": "y"}')
+    arguments = ("--drop", "s", "--add", "more:int64", "--unique-index", "one:n", "--rename", "paths")
+    done = run("alter", store, "files", *arguments)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "done=['--add']" in done.err
+    assert "s" in fine("scan", store, "files", "--json").lines[0]
+    fine("alter", store, "files", "--drop", "s", "--index", "one:n", "--rename", "paths")
+    assert fine("scan", store, "paths", "--json").lines == [
+        {"k": "a", "n": 5, "more": None},
+        {"k": "b", "n": 5, "more": None},
+    ]
+
+
 def test_options_and_the_name_are_changed(store: Path) -> None:
     fine("alter", store, "files", "--retention-days", 1.5, "--compression", "none", "--rename", "paths")
     fine("alter", store, "paths", "--delete-behavior", "ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
@@ -189,6 +190,18 @@ def test_dump(path: Path, tmp_path: Path) -> None:
     assert run("meta", "dump", path, "--to", tmp_path / "nowhere" / "copy").code == 2
     assert run("meta", "dump", tmp_path).code == 2
     assert json.loads(json.dumps(records)) == records
+
+
+@pytest.mark.parametrize("call", ["write", "sync"])
+def test_a_dump_that_the_disk_refuses_leaves_no_file(path: Path, tmp_path: Path, call: str) -> None:
+    with patch.object(Files, call, side_effect=OSError(errno.ENOSPC, "No space left on device")):
+        done = run("meta", "dump", path, "--to", tmp_path / "copy")
+    assert (done.code, "No space on the disk" in done.err) == (1, True)
+    assert not (tmp_path / "copy").exists()
+    fine("meta", "dump", path, "--to", tmp_path / "copy")
+    before = (tmp_path / "copy").read_bytes()
+    assert run("meta", "dump", path, "--to", tmp_path / "copy").code == 2
+    assert (tmp_path / "copy").read_bytes() == before
 
 
 def test_recover(path: Path) -> None:

@@ -49,13 +49,33 @@ def test_from_add_to_restore(path: Path, tmp_path: Path) -> None:
     assert fine("replica", "ls", path, "--json").lines == [[]]
 
 
+def test_a_store_is_no_replica_and_a_replica_no_store(path: Path, tmp_path: Path) -> None:
+    place, new = tmp_path / "place", tmp_path / "new"
+    fine("replica", "add", path, place, "--name", "r")
+    fine("replicate", path, "--once")
+    for command in (["restore", path, new], ["restore", path.as_uri(), new], ["follow", path, new, "--once"]):
+        done = run("replica", *command)
+        assert (done.code, "This is a store, no replica" in done.err, str(path) in done.err) == (2, True, True)
+    for command in (["meta", "dump"], ["meta", "status"], ["ui", "--no-browser"]):
+        for given in (place, place.as_uri()):
+            done = run(*command, given)
+            assert (done.code, "takes the directory of a store" in done.err) == (2, True), done.err
+            assert place.as_uri() in done.err
+    assert not new.exists()
+
+
 def test_bad_calls(path: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
     for arguments, said in (
         (["replicate", path, "--once"], "The store has no replica"),
         (["replica", "check", path, "r"], "There is no such replica"),
         (["replica", "add", path, "nonsense://x"], "can't be at this URL"),
+        (["replica", "add", path, tmp_path / "file"], "This is a file; a replica is a directory"),
         (["replica", "restore", tmp_path / "empty", tmp_path / "back"], "There is no replica here"),
+        (["replica", "restore", tmp_path / "empty", tmp_path / "back"], f"url={tmp_path / 'empty'}"),
+        (["replica", "follow", tmp_path / "empty", tmp_path / "back"], f"url={(tmp_path / 'empty').as_uri()}"),
+        (["scan", (tmp_path / "empty").as_uri(), "t"], f"url={(tmp_path / 'empty').as_uri()}"),
         (["replica", "restore", tmp_path / "nothing", tmp_path / "back", "--to", "soon"], "BOUND is offsets"),
     ):
         done = run(*arguments)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.disk.files import Files
 from kvstore.errors import (
     Conflict,
     CorruptData,
@@ -17,6 +20,7 @@ from kvstore.errors import (
     OffsetOutOfRange,
     SchemaMismatch,
     StoreError,
+    StoreFull,
     UnsupportedOperation,
     UnsupportedVersion,
 )
@@ -82,6 +86,16 @@ def test_a_thousand_patches_agree_with_the_model(store: kvstore.Store, tmp_path:
     for seed in range(50 * part, 50 * part + 50):
         with table_of(store, seed, buckets) as history:
             patch_anything(history, tmp_path / "patch")
+
+
+@pytest.mark.parametrize("call", ["write", "sync", "rename"])
+def test_a_patch_that_the_disk_refuses_leaves_no_file(store: kvstore.Store, tmp_path: Path, call: str) -> None:
+    patch, directory = of(store.create_table("t", SCHEMA, "k"), ("upsert", {"k": "a", "v": 1})), tmp_path / "patches"
+    directory.mkdir()
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch.object(Files, call, side_effect=full), pytest.raises(StoreFull):
+        patch.save(directory / "p")
+    assert not list(directory.iterdir())
 
 
 def test_people_can_read_a_patch(store: kvstore.Store, tmp_path: Path) -> None:

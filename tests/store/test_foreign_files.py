@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.errors import NotAStore
 from tests.support.processes import ran
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), False), pa.field("v", pa.int64())])
@@ -182,6 +183,20 @@ def assert_refused_or_whole(
     assert not done.returncode, f"it hangs or ends with {done.returncode} after {outcomes}\n{done.stderr[-2_000:]}"
     assert not {what: line for what, line in outcomes.items() if line.startswith("unnamed")}, done.stderr[-2_000:]
     assert not {what: line for what, line in outcomes.items() if line not in ("whole", "refused")}
+
+
+@pytest.mark.parametrize("name", ["STORE", "data.mdb", ".log"])
+def test_the_error_about_a_file_with_a_second_name_names_it(name: str, filled: Path, tmp_path: Path) -> None:
+    store = Path(shutil.copytree(filled, tmp_path / "store"))
+    file = next(path for path in sorted(store.rglob("*"), reverse=True) if path.name.endswith(name))
+    put = directory if name == "STORE" else second_name  # this one is only read
+    put(file, tmp_path / "victim")
+    with pytest.raises(NotAStore, match="plain file with one name") as raised, kvstore.open(store) as opened:
+        opened["t"].upsert([{"k": 7, "v": 7}])
+    assert str(raised.value.where["path"]) == str(file)
+    if name == ".log":
+        with pytest.raises(NotAStore, match="plain file with one name"):
+            kvstore.repair(store)
 
 
 def test_whose_files_and_directories_they_are(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from kvstore.cli.printing import print_json, print_line
 from kvstore.cli.progress import Bar
 from kvstore.cli.table.given_rows import Delimiter, FormatGiven, rows_given
 from kvstore.cli.table.tables import create_table
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, OutOfOrderSequence, StoreError
 from kvstore.ingest.formats import Source
 from kvstore.ingest.tasks import columns_of
 
@@ -157,11 +157,18 @@ def _apply_all(
                 raise InvalidRequest("The file was changed while it was read; load it again.", path=source.name)
             parts = table.by_bucket(kvstore.Changes.upserts(portion), other=batch % buckets)
             # Each bucket gets every batch, even an empty one, so that all buckets number batches equally.
-            results = [
-                table.bucket(bucket).apply(parts.get(bucket, none), position.writer_id, batch - position.first)
-                for bucket, position in enumerate(positions)
-                if batch >= position.batch
-            ]
+            results = []
+            for bucket, position in enumerate(positions):
+                if batch < position.batch:
+                    continue
+                try:
+                    changes = parts.get(bucket, none)
+                    results.append(table.bucket(bucket).apply(changes, position.writer_id, batch - position.first))
+                except OutOfOrderSequence:
+                    # Another process loads the file, too, and is ahead by more batches than the table remembers.
+                    positions[bucket] = position_of(identity, table.bucket(bucket))
+                    if batch >= positions[bucket].batch:
+                        raise
             done.add(portion.num_rows, results, buckets=buckets)
             bar.say(f"{done.rows_before + done.rows:,} rows")
         bar.to(state[0])

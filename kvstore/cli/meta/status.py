@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from kvstore.cli.arguments import AsJson, Directory, opened_store, store_id_of
+from kvstore.cli.arguments import AsJson, Directory, opened_store, refuse_replica, store_id_of
 from kvstore.cli.printing import cell, print_all_facts, print_facts, print_json, print_line, print_table
 from kvstore.clock import SystemClock, time_text
 from kvstore.disk.files import Files, refusal
@@ -99,6 +99,7 @@ def dump(
     as_json: AsJson = False,
 ) -> None:
     """Print the contents of an image, or of a store's current catalog; other processes may write the store."""
+    refuse_replica(path)
     content = _catalog(path) if path.is_dir() else _image(path)
     if to is not None:
         _save(content, to)

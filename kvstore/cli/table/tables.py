@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,91 +44,9 @@ def create(
     """Create a table with a primary key, or a log table."""
     if bool(column) == bool(like):
         raise InvalidRequest("Give the columns, either each with --column, or by a file with --like.")
-    columns = source_of(like).schema() if like else pa.schema([_field(each) for each in column or []])
+    columns = source_of(like).schema() if like else pa.schema([field_of(each) for each in column or []])
     with opened_store(path, write=True) as store:
         create_table(store, name, columns, key, append_only=append_only)
-
-
-def alter(
-    path: Directory,
-    name: TableName,
-    add: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--add", metavar="NAME:TYPE", help="A new column; null in the rows that are there.", show_default=False
-        ),
-    ] = None,
-    rename_column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="OLD:NEW", help="A column and its new name.", show_default=False),
-    ] = None,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A column that goes, with all its values.", show_default=False),
-    ] = None,
-    retention_days: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DAYS", help="How long changes are kept; 0: for ever.", min=0, max=36_500, show_default=False
-        ),
-    ] = None,
-    compression: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Of new changes: lz4, zstd or none.", show_default=False),
-    ] = None,
-    delete_behavior: Annotated[
-        str | None,
-        typer.Option(metavar="WORD", help="What deletes do: allow, ignore or disable.", show_default=False),
-    ] = None,
-    index: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:COLUMNS", help="A new index; its columns with commas.", show_default=False),
-    ] = None,
-    unique_index: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME:COLUMNS", help="A new index of unique values.", show_default=False),
-    ] = None,
-    drop_index: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="An index that goes.", show_default=False)
-    ] = None,
-    rename: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Another name for the table.", show_default=False)
-    ] = None,
-) -> None:
-    """Drop indexes and columns of a table, rename and add columns, add indexes, change its options and its name.
-
-    It is done in this order.
-    """
-    options: dict[str, Any] = {}
-    if retention_days is not None:
-        options["retention"] = dt.timedelta(days=retention_days) if retention_days else None
-    if compression is not None:
-        options["compression"] = None if compression == "none" else compression
-    if delete_behavior is not None:
-        options["delete_behavior"] = delete_behavior
-    names, added = _new_names(rename_column or []), [_field(each) for each in add or []]
-    indexes = [(*_index(each), False) for each in index or []] + [(*_index(each), True) for each in unique_index or []]
-    if not (drop or names or added or options or indexes or drop_index) and rename is None:
-        raise InvalidRequest(
-            "Say what to change: --add NAME:TYPE, --rename-column OLD:NEW, --drop NAME, --index NAME:COLUMNS,"
-            " --unique-index NAME:COLUMNS, --drop-index NAME, --retention-days, --compression, --delete-behavior or"
-            " --rename."
-        )
-    with opened_store(path, write=True) as store:
-        for each in drop_index or []:
-            store.drop_index(name, each)
-        if drop:
-            store.drop_columns(name, drop)
-        if names:
-            store.rename_columns(name, names)
-        if added:
-            store.add_columns(name, added)
-        for index_name, index_columns, unique in indexes:
-            store.create_index(name, index_name, index_columns, unique=unique)
-        if options:
-            store.alter_table(name, **options)
-        if rename is not None:
-            store.rename_table(name, rename)
 
 
 def create_table(
@@ -213,26 +130,12 @@ def _key_text(key: tuple[str, ...] | None) -> str:
     return "(append-only)" if key is None else ", ".join(map(plain, key))
 
 
-def _index(text: str) -> tuple[str, list[str]]:
-    """Name and columns of an index from ``NAME:COLUMN,COLUMN``."""
-    name, colon, columns = text.partition(":")
-    if not colon:
-        raise InvalidRequest("An index is NAME:COLUMNS, such as by_mail:mail or by_age:age,mail.", given=text)
-    return name, columns.split(",")
+def field_of(given: str) -> pa.Field:
+    """A column from ``NAME:TYPE``.
 
-
-def _new_names(given: list[str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for each in given:
-        old, colon, new = each.partition(":")
-        if not colon or ":" in new:
-            raise InvalidRequest("A new name is written OLD:NEW.", given=repr(each))
-        if names.setdefault(old, new) != new:
-            raise InvalidRequest("A column has one new name.", column=repr(old))
-    return names
-
-
-def _field(given: str) -> pa.Field:
+    Raises:
+        InvalidRequest: It is not written so.
+    """
     name, colon, kind = given.rpartition(":")
     if not colon:
         raise InvalidRequest("A column is written NAME:TYPE.", given=repr(given))

@@ -77,8 +77,9 @@ def undo_page(store: Store, definition: Definition, query: Query) -> Page:
     preview: Any = None if asked.start is None else attempt(lambda: _preview(definition, asked))
     path = f"/tables/{definition.id}/undo"
     given = {name: getattr(asked, name) for name in ("start", "end", "writer", "epoch", "job", "task")}
-    facts: dict[str, Any] = {"id": definition.id, "table": definition.name, **given}
-    facts["preview"] = preview if preview is None or is_error(preview) else preview.facts
+    facts: dict[str, Any] = {"id": definition.id, "table": definition.name, **given, "preview": None}
+    if preview is not None:
+        facts = preview if is_error(preview) else {**facts, "preview": preview.facts}
 
     def body() -> Html:
         return tag(
