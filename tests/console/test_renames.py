@@ -26,4 +26,4 @@ def test_a_page_calls_the_columns_as_they_were_called_when_it_was_asked_for(stor
     store.rename_columns("t", {"a": "b", "b": "a", "v": "w", "w": "v"})
     assert shown() == ({"a": 1, "b": 2, "v": 3, "w": 4}, b"3")
     # What it would show could not be applied any more.
-    assert "renamed or dropped" in str(undo_page(store, definition, undo).facts["preview"])
+    assert "renamed or dropped" in str(undo_page(store, definition, undo).facts["error"])
