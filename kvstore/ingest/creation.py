@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvstore.arguments import printable, shown
+from kvstore.arguments import printable
 from kvstore.disk.files import refusals
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
-from kvstore.ingest.formats import Format
+from kvstore.ingest.formats import Format, format_named
 from kvstore.ingest.job import Job, checked_offset, checked_options
 from kvstore.ingest.records import Home, id_of, job_ids
 from kvstore.ingest.sources import LocalTree, source_of
@@ -23,7 +23,6 @@ from logformat.ids import JobId
 JOB_NAME_BYTES_MAX = 255
 SOURCE_BYTES_MAX = 4_096
 DEFAULTS = JobOptions()
-_FORMATS = {**{format.value: format for format in Format}, "json": Format.JSONL}
 
 
 def create(
@@ -42,9 +41,8 @@ def create(
         options: Fields of :class:`kvstore.JobOptions`.
     """
     name = printable("name", name, JOB_NAME_BYTES_MAX)
-    if format not in _FORMATS:
-        raise InvalidRequest("Unknown `format`; give one of these.", given=shown(format), formats=sorted(_FORMATS))
-    stored = _source(source, _FORMATS[format])
+    format_given = format_named(format)
+    stored = _source(source, format_given)
     offset = checked_offset(offset)
     chosen = checked_options(DEFAULTS, options)
 
@@ -57,7 +55,7 @@ def create(
             table_id=definition.id,
             name=name,
             source=stored,
-            format=_FORMATS[format].value,
+            format=format_given.value,
             options=chosen,
             offset=offset,
         )

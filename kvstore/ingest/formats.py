@@ -28,6 +28,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import csv, ipc, json, parquet
 
+from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from logformat.rows import intake
 from logformat.rows.given import unnamed_index
@@ -82,6 +83,8 @@ SUFFIXES = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), Format.JSONL),
 }
 _TEXTS = (Format.CSV, Format.JSONL)
+FORMATS = {**{format.value: format for format in Format}, "json": Format.JSONL}
+"""Formats by the names that users give them."""
 
 
 class Reader(Protocol):
@@ -241,7 +244,7 @@ def source_of(
         )
     format_used = format or format_of(path.name)
     if format_used is None:
-        raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(Format)}.", path=path)
+        raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(FORMATS)}.", path=path)
     compression = compression_of(str(path), format_used)
     if delimiter is not None and format_used is not Format.CSV:
         raise InvalidRequest("--delimiter is for CSV.", format=format_used.value)
@@ -267,6 +270,17 @@ def _checked(delimiter: str | None) -> str:
 def _first_of(file: BinaryIO) -> bytes:
     """The first byte that is no white space; none of an empty file."""
     return next((line.strip()[:1] for line in iter(lambda: file.readline(1 << 16), b"") if line.strip()), b"")
+
+
+def format_named(name: str) -> Format:
+    """The format of a name in ``FORMATS``.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if name not in FORMATS:
+        raise InvalidRequest("Unknown `format`; give one of these.", given=shown(name), formats=sorted(FORMATS))
+    return FORMATS[name]
 
 
 def format_of(name: str) -> Format | None:

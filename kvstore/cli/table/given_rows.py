@@ -18,12 +18,14 @@ import typer
 
 from kvstore.cli.printing import plain
 from kvstore.errors import InvalidRequest
-from kvstore.ingest.formats import Format, Source, source_of
+from kvstore.ingest.formats import FORMATS, Format, Source, format_named, source_of
 
 STANDARD_INPUT = "-"
 
+FORMAT_OPTION = {"parser": format_named, "metavar": "|".join(FORMATS)}
 FormatGiven = Annotated[
-    Format | None, typer.Option("--format", help="Format of the rows; by default that of the file's suffix.")
+    Format | None,
+    typer.Option("--format", **FORMAT_OPTION, help="Format of the rows; by default that of the file's suffix."),
 ]
 Delimiter = Annotated[
     str | None,
@@ -51,7 +53,7 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
         yield source, None
         return
     if format is None:
-        raise InvalidRequest(f"Standard input has no suffix; give --format, one of {', '.join(Format)}.")
+        raise InvalidRequest(f"Standard input has no suffix; give --format, one of {', '.join(FORMATS)}.")
     if sys.stdin.isatty():
         print(f"kvstore: type rows as {format}; Ctrl-D ends them", file=sys.stderr)
     with NamedTemporaryFile(prefix="kvstore-") as copy:
