@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 from uuid import uuid4
 
+from kvstore.cli.printing import StandardOutput
 from kvstore.disk.files import Files, refusal
 from kvstore.errors import InvalidRequest
 from logformat.paths import TEMPORARY
@@ -67,7 +68,7 @@ class _Terminal(io.RawIOBase):
 @contextmanager
 def standard_output() -> Iterator[BinaryIO]:
     """Standard output; on a terminal, characters that do not print are escaped."""
-    out = sys.stdout.buffer
+    out = cast(BinaryIO, StandardOutput())
     with _while_whole(cast(BinaryIO, _Terminal(out)) if sys.stdout.isatty() else out) as sink:
         yield sink
         sink.flush()
@@ -95,15 +96,14 @@ def replaced(path: Path, files: Files) -> Iterator[BinaryIO]:
         ) from error
     try:
         with opened:
-            try:
-                with _while_whole(opened) as sink:
-                    yield sink
-                opened.flush()
-                files.sync(opened.fileno())
-                files.rename(unfinished, path)
-                files.sync_directory(path.parent)
-            except OSError as error:
-                raise refusal(error, path) from error
+            with _while_whole(opened) as sink:
+                yield sink
+            opened.flush()
+            files.sync(opened.fileno())
+            files.rename(unfinished, path)
+            files.sync_directory(path.parent)
+    except OSError as error:  # also of the flush when a file is closed that could not be written
+        raise refusal(error, path) from error
     finally:
         with suppress(FileNotFoundError):
             files.remove(unfinished)

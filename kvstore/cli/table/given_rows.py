@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.printing import plain
+from kvstore.disk.files import refusals
 from kvstore.errors import InvalidRequest
 from kvstore.ingest.formats import FORMATS, Format, Source, format_named, source_of
 
@@ -42,6 +43,7 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
 
     Raises:
         InvalidRequest: There are no such rows, or their format is not known.
+        StoreFull, LogFailed: There is no room for the copy of standard input.
     """
     if file != STANDARD_INPUT:
         source = source_of(Path(file), format, delimiter)
@@ -56,8 +58,11 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
         raise InvalidRequest(f"Standard input has no suffix; give --format, one of {', '.join(FORMATS)}.")
     if sys.stdin.isatty():
         print(f"kvstore: type rows as {format}; Ctrl-D ends them", file=sys.stderr)
-    with NamedTemporaryFile(prefix="kvstore-") as copy:
+    with refusals(Path("copy of standard input in TMPDIR")), ExitStack() as stack:
+        copy = stack.enter_context(NamedTemporaryFile(prefix="kvstore-"))
         shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
         copy.seek(0)
+        copied = stack.pop_all()
+    with copied:
         digest = file_digest(copy, "sha256").digest()
         yield source_of(Path(copy.name), format, delimiter, name="standard input"), digest
