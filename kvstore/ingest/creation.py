@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from kvstore.arguments import printable
@@ -80,8 +80,16 @@ def _source(given: str | os.PathLike[str], format: Format) -> str:
     text = printable("source", os.fspath(given) if isinstance(given, os.PathLike) else given, SOURCE_BYTES_MAX)
     tree = source_of(text, format).tree
     if isinstance(tree, LocalTree):
-        if not Path(tree.directory).exists():
-            raise InvalidRequest("There is no such directory; create it first.", path=tree.directory)
-        if not Path(tree.directory).is_dir():
+        try:
+            status = os.stat(tree.directory)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InvalidRequest("There is no such directory; create it first.", path=tree.directory) from error
+        except OSError as error:
+            raise InvalidRequest(
+                "This directory can't be read; check the reason, or give another source.",
+                path=tree.directory,
+                reason=error.strerror,
+            ) from error
+        if not stat.S_ISDIR(status.st_mode):
             raise InvalidRequest("This source is a file; give a directory or a pattern.", path=tree.directory)
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))

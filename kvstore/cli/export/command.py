@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,7 +120,7 @@ def _target(store: Path, to: Path | None) -> Iterator[BinaryIO]:
         with standard_output() as file:
             yield file
         return
-    if to.resolve().is_relative_to(store.resolve()):
+    if Path(os.path.realpath(to)).is_relative_to(os.path.realpath(store)):
         raise InvalidRequest("The directory of the store is for the store; choose another.", to=to)
     with replaced(to, Files()) as file:
         yield file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from codecs import getincrementaldecoder
@@ -84,7 +85,7 @@ def replaced(path: Path, files: Files) -> Iterator[BinaryIO]:
         InvalidRequest: There can't be such a file.
         StoreFull, LogFailed: The disk is full or failed.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise InvalidRequest("Only a regular file can be replaced; leave --to out for standard output.", path=path)
     unfinished = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}")
