@@ -164,7 +164,7 @@ def path_of(given: str | os.PathLike[str]) -> Path:
     """The path at which a store is to be opened.
 
     Raises:
-        InvalidRequest: It is not a path, such as the URL of an object store.
+        InvalidRequest: It is not a path, such as the URL of an object store, or it is not UTF-8.
     """
     try:
         path = Path(given).expanduser()
@@ -174,6 +174,10 @@ def path_of(given: str | os.PathLike[str]) -> Path:
     if b"\0" in encoded or not os.fspath(given):
         raise InvalidRequest("A path is not empty and has no null character; give another.", path=shown(given))
     _check_no_url(os.fspath(given))
+    try:
+        os.fsencode(os.path.realpath(path)).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("The path of a store is UTF-8; rename a directory.", path=shown(given)) from error
     return path
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from kvstore.backup.bucket_copy import copy_bucket, size_of
 from kvstore.backup.cut import Cut, cut_of
 from kvstore.bucket.context import BucketPaths
-from kvstore.disk.files import Files, read_file, refusals, refuse_network
+from kvstore.disk.files import Files, read_file, refusals, refuse_network, resolved
 from kvstore.errors import NotAStore, OffsetOutOfRange, StoreError, StoreLocked
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.follow.catalog_files import write_copied_catalog
@@ -52,7 +52,7 @@ def back_up(runtime: StoreRuntime, path: Path, progress: Progress, files: Files 
     Args:
         files: The disk of the backup; for tests.
     """
-    files, path = files or Files(), path.resolve()
+    files, path = files or Files(), resolved(path)
     if path.is_relative_to(runtime.path):
         raise NotAStore("A backup is made outside of the store; choose another directory.", path=path)
     with refusals(path), _room(path, runtime, files):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +28,7 @@ from kvstore.cli.job import command as job, run as job_run
 from kvstore.cli.load import command as load
 from kvstore.cli.log import command as log
 from kvstore.cli.meta import journal as meta_journal, recovery as meta_recovery, status as meta
-from kvstore.cli.printing import plain
+from kvstore.cli.printing import discard_output, plain, print_line
 from kvstore.cli.serve import serve
 from kvstore.cli.table import consumers, rows, tables, writing
 from kvstore.cli.table.alteration import alter
@@ -49,8 +50,7 @@ class _Commands(TyperGroup):
             finally:
                 sys.stdout.flush()
         except BrokenPipeError:
-            # The rest of the output is discarded, so that the interpreter prints no error when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
             raise typer.Exit(0) from None
 
 
@@ -65,7 +65,7 @@ app = typer.Typer(
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
-        print(f"kvstore {kvstore.__version__}")
+        print_line(f"kvstore {kvstore.__version__}")
         raise typer.Exit
 
 
@@ -246,6 +246,9 @@ _command_line = typer.main.get_command(app)
 
 def main() -> None:
     """Run the command; errors of the store become one line and an exit code."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed; the next file that is opened would take its place
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     try:
         _command_line()
     except StoreError as error:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from rich.cells import cell_len, set_cell_size
 
+from kvstore.disk.files import refusal
 from logformat.rows.json_form import to_json
 
 Row = Sequence[Any]
@@ -182,5 +186,47 @@ def _write(text: str) -> None:
 
 
 def _write_bytes(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    out = StandardOutput()
+    out.write(data)
+    out.flush()
+
+
+class StandardOutput(io.RawIOBase):
+    """Standard output; an error other than that its reader has ended is one of the store."""
+
+    def writable(self) -> bool:
+        """Whether it can be written."""
+        return True
+
+    def write(self, data: object, /) -> int:
+        """Write bytes.
+
+        Raises:
+            BrokenPipeError: The reader has ended.
+            StoreFull, LogFailed: They can't be written; what follows is discarded.
+        """
+        with _refusals():
+            return sys.stdout.buffer.write(memoryview(data))  # type: ignore[arg-type] # any buffer
+
+    def flush(self) -> None:
+        """Write what is in the buffer; see :meth:`write`."""
+        with _refusals():
+            sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard_output()
+        raise refusal(error, Path("standard output")) from error
+
+
+def discard_output() -> None:
+    """Discard what is still to be written to standard output, so that no error is printed when the interpreter ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

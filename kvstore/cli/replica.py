@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 import kvstore
 from kvstore.arguments import shown, time_of
 from kvstore.cli.arguments import AsJson, Directory, Url, opened_store
-from kvstore.cli.printing import print_ends, print_facts, print_json, print_line, print_records, print_table
+from kvstore.cli.printing import plain, print_ends, print_facts, print_json, print_line, print_records, print_table
 from kvstore.cli.progress import Bar
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest, ReplicaBehind, StoreError, Unavailable, WriterFenced
@@ -210,31 +211,32 @@ def replicate(
     once: Annotated[bool, typer.Option("--once", help="Ship what the store has now, and end.")] = False,
     every: Annotated[float, typer.Option(metavar="SECONDS", help="How often to look for more.", min=0.01)] = 1.0,
 ) -> None:
-    """Ship the store to its replicas until interrupted; another process may write it meanwhile."""
+    """Ship the store to its replicas until interrupted; another process may write it meanwhile.
+
+    A replica that fails does not hold up the others.
+    """
     with opened_store(path, write=True) as store:
         names = list(store.replicas) if name is None else [name]
         if not names:
             raise InvalidRequest("The store has no replica; see `kvstore replica add`.", path=path)
         waiting, replicas = threading.Event(), {each: store.replica(each) for each in names}
         while True:
+            failed = False
             for each, replica in list(replicas.items()):
                 try:
                     done = replica.ship()
-                except (WriterFenced, InvalidRequest) as error:
-                    if once or len(replicas) == 1:
-                        raise
-                    print_line(f"{each}: {error}")  # it is no longer a replica of this store
-                    del replicas[each]
-                    continue
                 except StoreError as error:
-                    if once:
-                        raise
-                    print_line(f"{each}: {error}")
+                    failed = True
+                    if not once and isinstance(error, (WriterFenced, InvalidRequest)):
+                        if len(replicas) == 1:
+                            raise
+                        del replicas[each]  # it is no longer a replica of this store
+                    print(plain(f"{each}: {error}"), file=sys.stderr)
                     continue
                 if done.objects:
                     print_line(f"{each}: {done.objects} objects, {done.bytes} bytes; was {done.behind} offsets behind")
             if once:
-                return
+                raise typer.Exit(int(failed))
             waiting.wait(every)
 
 

@@ -526,6 +526,7 @@ def open_environment(
         OutOfAddressSpace: The process has no room for a map of the file.
         StoreReplaced: The store's path leads elsewhere.
         StoreLocked: It is open in this process by another path.
+        UnsupportedOperation: Permissions to read it are missing.
     """
     # LMDB knows only paths: it must be the store's before LMDB is let at it, and still be when it may be written.
     files.verify(directory)
@@ -540,6 +541,7 @@ def open_environment(
 
 
 def _opened(given: Path, files: Files, map_bytes: int, opened: partial[Environment], *, create: bool) -> Environment:
+    lmdb_files.refuse_inaccessible(given)
     refuse_no_directory(given)
     directory = given.resolve()
     data = directory / DATA
@@ -557,7 +559,6 @@ def _opened(given: Path, files: Files, map_bytes: int, opened: partial[Environme
                 )
         for name in LMDB_FILES:
             refuse_links(directory / name)
-        lmdb_files.refuse_inaccessible(directory)
         is_new = not data.exists()
         if is_new and not create:
             raise FileNotFoundError(data)

@@ -481,6 +481,20 @@ def refuse_links(path: Path) -> None:
         raise NotAStore(_NO_PLAIN_FILE, path=path)
 
 
+def resolved(path: Path) -> Path:
+    """A path whose symbolic links are followed; what it leads to need not exist.
+
+    Raises:
+        NotAStore: Its symbolic links form a loop.
+    """
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotAStore("The symbolic links of a path form a loop; give another path.", path=path) from error
+    return Path(os.path.realpath(path))
+
+
 def refuse_no_directory(path: Path) -> None:
     """Refuse a path that exists and is not a directory.
 

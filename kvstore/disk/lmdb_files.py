@@ -37,7 +37,15 @@ def refuse_inaccessible(directory: Path) -> None:
         UnsupportedOperation: Permissions are missing.
     """
     data = directory / DATA
-    if data.exists() and not os.access(data, os.R_OK):
+    try:
+        is_there = data.exists()
+    except PermissionError as error:
+        raise UnsupportedOperation(
+            "Reading a store needs the right to enter its directories; grant it.",
+            path=directory,
+            reason=error.strerror,
+        ) from error
+    if is_there and not os.access(data, os.R_OK):
         raise UnsupportedOperation("Reading a store needs read access to data.mdb; grant it.", path=directory)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-from kvstore.arguments import printable, shown
+from kvstore.arguments import printable
 from kvstore.disk.files import refusals
 from kvstore.errors import InvalidRequest, NoSuchTable, StoreError
-from kvstore.ingest.formats import Format
+from kvstore.ingest.formats import Format, format_named
 from kvstore.ingest.job import Job, checked_offset, checked_options
 from kvstore.ingest.records import Home, id_of, job_ids
 from kvstore.ingest.sources import LocalTree, source_of
@@ -23,7 +23,6 @@ from logformat.ids import JobId
 JOB_NAME_BYTES_MAX = 255
 SOURCE_BYTES_MAX = 4_096
 DEFAULTS = JobOptions()
-_FORMATS = {**{format.value: format for format in Format}, "json": Format.JSONL}
 
 
 def create(
@@ -42,9 +41,8 @@ def create(
         options: Fields of :class:`kvstore.JobOptions`.
     """
     name = printable("name", name, JOB_NAME_BYTES_MAX)
-    if format not in _FORMATS:
-        raise InvalidRequest("Unknown `format`; give one of these.", given=shown(format), formats=sorted(_FORMATS))
-    stored = _source(source, _FORMATS[format])
+    format_given = format_named(format)
+    stored = _source(source, format_given)
     offset = checked_offset(offset)
     chosen = checked_options(DEFAULTS, options)
 
@@ -57,7 +55,7 @@ def create(
             table_id=definition.id,
             name=name,
             source=stored,
-            format=_FORMATS[format].value,
+            format=format_given.value,
             options=chosen,
             offset=offset,
         )
@@ -82,8 +80,16 @@ def _source(given: str | os.PathLike[str], format: Format) -> str:
     text = printable("source", os.fspath(given) if isinstance(given, os.PathLike) else given, SOURCE_BYTES_MAX)
     tree = source_of(text, format).tree
     if isinstance(tree, LocalTree):
-        if not Path(tree.directory).exists():
-            raise InvalidRequest("There is no such directory; create it first.", path=tree.directory)
-        if not Path(tree.directory).is_dir():
+        try:
+            status = os.stat(tree.directory)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise InvalidRequest("There is no such directory; create it first.", path=tree.directory) from error
+        except OSError as error:
+            raise InvalidRequest(
+                "This directory can't be read; check the reason, or give another source.",
+                path=tree.directory,
+                reason=error.strerror,
+            ) from error
+        if not stat.S_ISDIR(status.st_mode):
             raise InvalidRequest("This source is a file; give a directory or a pattern.", path=tree.directory)
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))

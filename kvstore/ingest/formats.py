@@ -20,7 +20,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from io import BufferedReader, BytesIO, TextIOWrapper
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from typing import Any, BinaryIO, Protocol
 
@@ -28,6 +28,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import csv, ipc, json, parquet
 
+from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
 from logformat.rows import intake
 from logformat.rows.given import unnamed_index
@@ -51,6 +52,7 @@ _COPIED_BYTES = 1 << 16
 _RELEASE_SECONDS = 30
 """Longest wait for Arrow's threads to release a file: they may be in a read of one block."""
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Suffixes that may follow that of a format of text."""
 
 _STRADDLES = "straddles two block boundaries"
 """Part of Arrow's message of a row that is longer than a block."""
@@ -78,8 +80,11 @@ SUFFIXES = {
     **dict.fromkeys((".parquet", ".pq"), Format.PARQUET),
     **dict.fromkeys((".arrow", ".arrows", ".ipc", ".feather"), Format.ARROW),
     ".csv": Format.CSV,
-    **dict.fromkeys((".jsonl", ".ndjson"), Format.JSONL),
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), Format.JSONL),
 }
+_TEXTS = (Format.CSV, Format.JSONL)
+FORMATS = {**{format.value: format for format in Format}, "json": Format.JSONL}
+"""Formats by the names that users give them."""
 
 
 class Reader(Protocol):
@@ -177,10 +182,7 @@ class Source:
     def _opened(self) -> Iterator[tuple[BinaryIO, BinaryIO]]:
         """The file as it is stored, and as it is read."""
         with readable(self.name), self.path.open("rb") as stored:
-            if self._compression is None:
-                yield stored, stored
-            else:
-                yield stored, BufferedReader(pa.CompressedInputStream(stored, self._compression))
+            yield stored, decompressed(stored, self._compression)
 
     def _check_header(self, schema: pa.Schema) -> None:
         """Refuse unknown columns of CSV before its rows: with the wrong separator their cells can't be counted."""
@@ -240,13 +242,10 @@ def source_of(
             "Only a regular file can be loaded, because a load may have to be resumed; give - for standard input.",
             path=path,
         )
-    compression = COMPRESSIONS.get(path.suffix.lower())
-    suffix = (path if compression is None else path.with_suffix("")).suffix.lower()
-    format_used = format or SUFFIXES.get(suffix) or (Format.JSONL if suffix == ".json" else None)
+    format_used = format or format_of(path.name)
     if format_used is None:
-        raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(Format)}.", path=path)
-    if compression is not None and format_used not in (Format.CSV, Format.JSONL):
-        raise InvalidRequest(f"A compressed file of {format_used} can't be read; decompress it first.", path=path)
+        raise InvalidRequest(f"The file's suffix is unknown; give --format, one of {', '.join(FORMATS)}.", path=path)
+    compression = compression_of(str(path), format_used)
     if delimiter is not None and format_used is not Format.CSV:
         raise InvalidRequest("--delimiter is for CSV.", format=format_used.value)
     if format_used is Format.CSV:
@@ -254,12 +253,11 @@ def source_of(
     source = Source(path, reader_of(format_used), compression, name)
     if format_used is not Format.JSONL:
         return source
-    guess = "JSON lines"
     with source._opened() as (_, file):
-        if _first_of(file) == b"[":
-            guess, source = "a JSON array", Source(path, _JsonArray(), compression, name)
-    source.guess = None if format or suffix != ".json" else guess
-    return source
+        reader = reader_for(format_used, file)
+    is_guessed = format is None and _suffixes(path.name)[0] == ".json"
+    guess = "a JSON array" if isinstance(reader, _JsonArray) else "JSON lines"
+    return Source(path, reader, compression, name, guess if is_guessed else None)
 
 
 def _checked(delimiter: str | None) -> str:
@@ -274,9 +272,57 @@ def _first_of(file: BinaryIO) -> bytes:
     return next((line.strip()[:1] for line in iter(lambda: file.readline(1 << 16), b"") if line.strip()), b"")
 
 
+def format_named(name: str) -> Format:
+    """The format of a name in ``FORMATS``.
+
+    Raises:
+        InvalidRequest: There is none.
+    """
+    if name not in FORMATS:
+        raise InvalidRequest("Unknown `format`; give one of these.", given=shown(name), formats=sorted(FORMATS))
+    return FORMATS[name]
+
+
+def format_of(name: str) -> Format | None:
+    """The format of a file by the suffix of its name, which one of a compression may follow; None if it says none."""
+    return SUFFIXES.get(_suffixes(name)[0])
+
+
+def compression_of(name: str, format: Format) -> str | None:
+    """How a file of a format is compressed, by the suffix of its name; None if it is not.
+
+    Raises:
+        InvalidRequest: A compressed file of this format is not read.
+    """
+    compression = COMPRESSIONS.get(_suffixes(name)[1])
+    if compression is not None and format not in _TEXTS:
+        raise InvalidRequest(f"A compressed file of {format} can't be read; decompress it first.", path=name)
+    return compression
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """The suffix of a file's format, and of its compression, in lower case; empty where there is none."""
+    path = PurePosixPath(name)
+    if (last := path.suffix.lower()) not in COMPRESSIONS:
+        return last, ""
+    return path.with_suffix("").suffix.lower(), last
+
+
+def decompressed(stored: BinaryIO, compression: str | None) -> BinaryIO:
+    """The content of a file from where it is read now; the file stays open when this is closed."""
+    if compression is None:
+        return stored
+    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(_Lent(stored, None), "r"), compression))
+
+
 def reader_of(format: Format) -> Reader:
     """The reader of a format."""
     return _READERS[format]()
+
+
+def reader_for(format: Format, file: BinaryIO) -> Reader:
+    """The reader of a file of a format, which it reads in part: JSON is lines, or one array."""
+    return _JsonArray() if format is Format.JSONL and _first_of(file) == b"[" else reader_of(format)
 
 
 class _Parquet:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.errors import InvalidRequest, SchemaMismatch, StoreError
-from kvstore.ingest.formats import UNFIT, Format, Portion, reader_of
+from kvstore.ingest.formats import UNFIT, Format, Portion, compression_of, decompressed, reader_for
 from kvstore.ingest.sources import Source
 from logformat.catalog.jobs import SourceFile, TaskCounts
 from logformat.log.change import ChangeType
@@ -107,16 +108,21 @@ class FileReader:
 
     def _read(self, file: SourceFile) -> FileRows:
         file_rows, broken = FileRows(), list[tuple[int, str]]()
-        reader = reader_of(self.source.format)
-        with self.source.opened(file) as opened:
-            names = reader.names(opened)
+        compression = compression_of(file.path, self.source.format)
+        with self.source.opened(file) as stored:
+
+            def opened() -> BinaryIO:
+                stored.seek(0)
+                return decompressed(stored, compression)
+
+            reader = reader_for(self.source.format, opened())
+            names = reader.names(opened())
             has_changes = CHANGE_TYPE in names
             if has_changes and self.source.format is not Format.JSONL:
                 _check_required(names, self.columns.schema)
-            opened.seek(0)
             schema = self.columns.with_changes() if has_changes else self.columns.schema
             number = 1
-            portions = reader.portions(opened, schema, lambda row, reason: broken.append((row, reason)))
+            portions = reader.portions(opened(), schema, lambda row, reason: broken.append((row, reason)))
             with closing(portions):
                 for portion in portions:
                     for start, part in _parts(portion, self._fitted):

@@ -160,6 +160,12 @@ class TableFiles:
                 continue
             except CorruptData as error:
                 damaged[id] = error
+            except OSError as error:
+                damaged[id] = CorruptData(
+                    "The definition of a table can't be read.",
+                    path=paths.table_file(self._store, id),
+                    reason=error.strerror,
+                )
         return damaged
 
     def _wrong(self, state: CatalogState, opened: TableId | None, only: TableId | None) -> list[TableDefinition]:

@@ -19,7 +19,7 @@ from uuid import UUID
 from kvstore.arguments import path_of, url_without_credentials
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock, SystemClock
-from kvstore.disk.files import Files, read_file, refusals
+from kvstore.disk.files import Files, read_file, refusals, resolved
 from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import (
     CorruptData,
@@ -137,7 +137,7 @@ class StoreRepair:
         source: Source | None = None,
         progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._path = path.expanduser().resolve()
+        self._path = resolved(path.expanduser())
         self._files = files
         self._clock = clock
         self._leadership = leadership

@@ -19,6 +19,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
+from kvstore.disk.files import resolved
 from kvstore.errors import CorruptData, InvalidRequest, Unavailable
 from kvstore.process.calls import check_caller
 from kvstore.replica import directory as local
@@ -240,7 +241,7 @@ def place_of(url: str) -> str:
     """The location of a URL, equal for all URLs of the location: no credentials, parameters or links, one spelling."""
     directory = directory_of(normalised(url))
     if directory is not None:
-        return str(directory.resolve())
+        return str(resolved(directory))
     scheme, _, rest = shown_url(url).partition("://")
     host, _, path = re.split(r"[?#]", rest, maxsplit=1)[0].removeprefix("…@").partition("/")
     parts = [part for part in unquote(path).split("/") if part]

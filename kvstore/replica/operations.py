@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from kvstore.arguments import integer_within, path_of, shown, url_without_credentials
 from kvstore.clock import SystemClock
-from kvstore.disk.files import Files
+from kvstore.disk.files import Files, resolved
 from kvstore.errors import InvalidRequest, MissingVersion, NotAStore
 from kvstore.options import options_of_call
 from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
@@ -60,7 +60,7 @@ def follow(
     directory, url = path_of(path), normalised(url_without_credentials("url", url))
     options, files, clock = options_of_call("sync", settings), Files(), SystemClock()
     rollback_limit = integer_within("rollback_limit", rollback_limit, 0, OFFSET_MAX)
-    complete(directory.resolve(), files)
+    complete(resolved(directory), files)
     if not (directory / paths.STORE_FILE).exists():
         client = _objects_of(url)
         name = f"{socket.gethostname()}-{uuid4().hex[:8]}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvstore.arguments import printable, shown, url_without_credentials
+from kvstore.disk.files import resolved
 from kvstore.errors import InvalidRequest
 from kvstore.meta.state import CatalogState
 from kvstore.replica.client import ObjectStore, directory_of, normalised, place_of
@@ -59,7 +60,7 @@ def _check_location(store: Path, url: str) -> None:
         )
     directory = directory_of(url)
     if directory is not None:
-        directory, here = directory.resolve(), store.resolve()
+        directory, here = resolved(directory), resolved(store)
         if directory == here or here in directory.parents or directory in here.parents:
             raise InvalidRequest(
                 "A replica can't be in its store's directory or above it; choose another directory.", url=url

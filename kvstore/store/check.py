@@ -20,7 +20,15 @@ from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
-from kvstore.errors import CorruptData, OffsetOutOfRange, OutOfOrderSequence, Unavailable, UnknownSchema, WriterFenced
+from kvstore.errors import (
+    CorruptData,
+    NotAStore,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    Unavailable,
+    UnknownSchema,
+    WriterFenced,
+)
 from kvstore.index.index import View
 from kvstore.indexing.entries import different_entries
 from kvstore.indexing.unique import duplicate
@@ -139,7 +147,11 @@ def check_bucket(
         try:
             start = handle.log.start()
             _check(handle, definition, start, report, verified)
-        except (CorruptData, OffsetOutOfRange, UnknownSchema) as error:
+        except OSError as error:
+            if error.errno is None:  # that of a handler of signals, such as TimeoutError
+                raise
+            report.findings.append(f"{Path(error.filename or 'a file').name} can't be read: {error.strerror}")
+        except (CorruptData, NotAStore, OffsetOutOfRange, UnknownSchema) as error:
             if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:
                 continue  # segments expired while they were read
             report.findings.append(str(error))

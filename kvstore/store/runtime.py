@@ -27,7 +27,7 @@ from kvstore.checkpoint.health import Health, health
 from kvstore.clock import Clock, SteadyClock
 from kvstore.commit.ends import OpenEnds
 from kvstore.commit.named_writers import new_writer_id
-from kvstore.disk.files import Files, no_file, read_file, refusal, refusals, refuse_network
+from kvstore.disk.files import Files, no_file, read_file, refusal, refusals, refuse_network, resolved
 from kvstore.disk.held_directory import HeldDirectory
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.watch import wake_all
@@ -587,11 +587,11 @@ def shared_runtime(
         InvalidRequest: The store is open in this process with other settings.
         StoreError: See :class:`StoreRuntime`.
     """
-    resolved = path.expanduser().resolve()
+    directory = resolved(path.expanduser())
     with _runtimes_mutex:
-        runtime = next((each for each in _runtimes if each.path == resolved and not each.held.is_replaced), None)
+        runtime = next((each for each in _runtimes if each.path == directory and not each.held.is_replaced), None)
         if runtime is None:
-            runtime = StoreRuntime(resolved, options, read_only, files, clock, leadership)
+            runtime = StoreRuntime(directory, options, read_only, files, clock, leadership)
             _runtimes.append(runtime)
         elif runtime.options != options and not read_only:
             differ = [
@@ -602,7 +602,7 @@ def shared_runtime(
             raise InvalidRequest(
                 "The store is open in this process with other settings, which all its handles share; close it, or use"
                 " the same.",
-                path=resolved,
+                path=directory,
                 there={name: getattr(runtime.options, name) for name in differ},
                 given={name: getattr(options, name) for name in differ},
             )

@@ -685,7 +685,7 @@ class Store(AlteredTables, ReadStore):
             name: Up to 255 bytes of printable text.
             source: A directory, which means all files below it with a suffix of the format; a pattern such as
                 ``in/*.csv``, where ``**`` spans directories; or a URL of either, such as ``s3://bucket/in``.
-            format: ``parquet``, ``arrow``, ``csv``, or ``json`` with one object per line.
+            format: ``parquet``, ``arrow``, ``csv``, or ``json`` (also ``jsonl``).
             table: Name of the table. Rows are upserted, or appended to a log table; a column ``_change_type`` may say
                 ``delete``.
             offset: Load only files after this path, which is relative to the source's directory.

@@ -7,6 +7,7 @@ import gzip
 import io
 import os
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -195,11 +196,30 @@ def test_a_full_disk_is_reported(store: Path, tmp_path: Path, call: str) -> None
     assert os.listdir(tmp_path) == []
 
 
+def test_a_disk_that_is_full_before_the_first_byte_is_reported(store: Path, tmp_path: Path) -> None:
+    """What is in the buffer is written again when the file is closed."""
+
+    class Full(io.FileIO):
+        def write(self, _data: object, /) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    opened = Path.open
+
+    def open_full(path: Path, mode: str = "r", *arguments: Any, **named: Any) -> Any:
+        return io.BufferedWriter(Full(path, mode)) if mode == "xb" else opened(path, mode, *arguments, **named)
+
+    with mock.patch.object(Path, "open", open_full):
+        done = run("export", store, "n", "--to", tmp_path / "f.csv")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "No space on the disk" in done.err
+    assert os.listdir(tmp_path) == []
+
+
 def test_text_on_a_terminal_has_no_control_characters(tmp_path: Path) -> None:
     with kvstore.open(tmp_path / "store") as store:
         table = store.create_table("t", pa.schema({"k": pa.string()}), primary_key="k")
         table.upsert({"k": "é\x1b[31m\u202e"})
-    with mock.patch("kvstore.cli.export.target.sys") as patched:
+    with mock.patch("kvstore.cli.export.target.sys") as patched, mock.patch("kvstore.cli.printing.sys", patched):
         patched.stdout.isatty.return_value = True
         patched.stdout.buffer = io.BytesIO()
         fine("export", tmp_path / "store", "t", "--format", "csv")

@@ -485,3 +485,15 @@ def test_columns_of_csv_are_read_in_the_callers_thread_alone() -> None:
     many = Watched(b"path,size\n" + b"a,1\n" * formats.INFERRED_BYTES)
     assert reader.columns(many) == pa.schema([("path", pa.string()), ("size", pa.int64())])
     assert readers == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("format", ["json", "jsonl"])
+def test_names_of_formats_are_the_same_everywhere(store: Path, tmp_path: Path, format: str) -> None:
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "f.json"
+    file.write_text('{"k":1}\n')
+    fine("load", store, "t", file, "--key", "k", "--format", format)
+    fine("upsert", store, "t", "-", "--format", format, given='{"k":2}\n')
+    fine("job", "create", store, "j", "--source", tmp_path / "in", "--format", format, "--table", "t")
+    fine("job", "run", store, "j")
+    assert fine("export", store, "t", "--format", format).lines == [{"k": 1}, {"k": 2}]

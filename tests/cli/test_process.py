@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from tests.cli.commands import ROOT, spawned
+from tests.cli.commands import ROOT, fine, spawned
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +67,44 @@ def test_commands_import_nothing_that_takes_long() -> None:
         " sys.exit({'pyspark', 'pandas', 'polars', 'duckdb'} & sys.modules.keys() != set())"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def shell(line: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A line of a shell, where ``kv`` is the command."""
+    kv = f'kv() {{ "{sys.executable}" -m kvstore "$@"; }}\n'
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    given = ["sh", "-c", kv + line, "sh", *map(str, arguments)]
+    return subprocess.run(given, capture_output=True, env=environment, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "command", ["tables", "tables --json", "scan {t}", "get {t} 7", "describe {t}", "export {t} --format csv"]
+)
+def test_a_full_standard_output_is_one_line(store: Path, command: str) -> None:
+    name, _, rest = command.partition(" ")
+    done = shell(f'kv {name} "$1" {rest.format(t="t")} > /dev/full', store)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert done.stderr.startswith("kvstore: No space on the disk")
+    assert "standard output" in done.stderr
+
+
+def test_streams_that_are_closed_are_empty(store: Path, tmp_path: Path) -> None:
+    kvstore.open(tmp_path / "s").create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), "k")
+    for line, code in (
+        ('kv tables "$1" >&-', 0),
+        ('kv get "$1" t 7 >&- 2>&-', 0),
+        ('kv tables "$1"/nowhere >&- 2>&-', 2),
+        ('kv upsert "$2" t <&-', 0),
+        ('kv upsert "$2" t <&- >&- 2>&-', 0),
+    ):
+        done = shell(line, store, tmp_path / "s")
+        assert (done.returncode, done.stderr) == (code, ""), line
+
+
+def test_what_is_explained_is_utf_8_in_every_locale(tmp_path: Path) -> None:
+    fine("init", tmp_path / "s")
+    fine("create", tmp_path / "s", "t", "--column", "k:int64", "--column", "é:string", "--key", "k")
+    fine("alter", tmp_path / "s", "t", "--index", "é:é")
+    done = shell("""kv explain "$1" t --where "é = 'x'" """, tmp_path / "s", PYTHONIOENCODING="ascii", PYTHONUTF8="1")
+    assert done.returncode == 0, done.stderr
+    assert "é" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
@@ -84,6 +85,19 @@ def test_bad_calls(path: Path, tmp_path: Path) -> None:
     assert run("replica", "restore", tmp_path / "nothing", tmp_path / "back").code == 1
     assert not (tmp_path / "nothing").exists()
     assert not (tmp_path / "back").exists()
+
+
+def test_a_replica_that_fails_does_not_hold_up_the_others(path: Path, tmp_path: Path) -> None:
+    for name in "abc":
+        fine("replica", "add", path, tmp_path / name, "--name", name)
+    for name in "ab":
+        shutil.rmtree(tmp_path / name)
+        (tmp_path / name).write_text("no directory")
+    done = run("replicate", path, "--once")
+    assert (done.code, [line.split(":")[0] for line in done.err.splitlines()]) == (1, ["a", "b"])
+    assert "c: " in done.out
+    assert "was 20 offsets behind" in done.out
+    fine("replica", "check", path, "c")
 
 
 def test_from_follow_to_promote(path: Path, tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
 from unittest import mock
 
 import pyarrow as pa
@@ -202,3 +205,17 @@ def test_on_a_terminal_it_asks(store: Path, answer: str, code: int) -> None:
     assert done.code == code
     assert "Drop table t with all its rows and 1 changes?" in done.err
     assert ("t" in kvstore.open(store, read_only=True).list_tables()) == bool(code)
+
+
+def test_no_room_for_a_copy_of_standard_input_is_one_line(store: Path) -> None:
+    def full(**named: Any) -> Any:
+        file = NamedTemporaryFile(**named)  # noqa: SIM115 (its user closes it)
+        with Path("/dev/full").open("wb") as device:
+            os.dup2(device.fileno(), file.fileno())
+        return file
+
+    with mock.patch("kvstore.cli.table.given_rows.NamedTemporaryFile", full):
+        done = run("upsert", store, "t", given="{}\n")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert "No space on the disk" in done.err
+    assert "copy of standard input" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import threading
@@ -84,6 +85,49 @@ def test_formats(store: kvstore.Store, source: Path, format: str) -> None:
     job.run()
     assert rows_of(store.table("t")) == [{"k": 1, "v": "a"}, {"k": 3, "v": None}]
     assert [row for _, row in left_out(job)] == ([2, 4, 5] if format == "json" else [2])
+
+
+@pytest.mark.parametrize(("suffix", "compression"), [("", None), (".gz", "gzip"), (".zst", "zstd")])
+def test_files_are_known_by_their_suffixes_as_load_knows_them(
+    store: kvstore.Store, source: Path, suffix: str, compression: str | None
+) -> None:
+    texts = {"csv": "k,v\n{},a\n", "jsonl": '{{"k":{},"v":"a"}}\n', "json": '[{{"k":{},"v":"a"}}]\n'}
+    for key, (name, text) in enumerate(texts.items()):
+        for place in ("a", "b"):
+            data = text.format(key).encode()
+            written = data if compression is None else pa.compress(data, compression, asbytes=True)
+            (source / f"{place}.{name}{suffix}").write_bytes(written)
+    for format, pattern, expected in (("csv", "*.csv", [0]), ("json", "*.json*", [1, 2])):
+        for name, given in ((format, source), (f"{format}_pattern", f"{source}/{pattern}{suffix}")):
+            store.create_table(name, SCHEMA, "k")
+            job = store.create_job(name, source=given, format=format, table=name)
+            assert sum(task.files for task in job.run().tasks) == 2 * len(expected)
+            assert keys(store, name) == expected
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.gz"])
+def test_a_compressed_file_of_bytes_is_refused(store: kvstore.Store, source: Path, pattern: str) -> None:
+    store.create_table("t", SCHEMA, "k")
+    (source / "a.parquet.gz").write_bytes(gzip.compress(b"PAR1"))
+    job = store.create_job("j", source=f"{source}{pattern}", format="parquet", table="t")
+    with pytest.raises(TaskFailed, match=r"A compressed file of parquet can't be read.*a\.parquet\.gz"):
+        job.run()
+
+
+def test_a_compressed_file_is_numbered_and_cut_off_like_any_other(
+    store: kvstore.Store, job: kvstore.Job, source: Path
+) -> None:
+    job.pause()
+    job.alter(max_filter_ratio=0.5)
+    job.resume()
+    many = "".join(f"{key},{'v' * 100}\n" for key in range(100_000))
+    (source / "a.csv.gz").write_bytes(gzip.compress(f"k,v\n{many}x,y\n1,2,3\n".encode(), 1))
+    job.run()
+    assert left_out(job) == [("a.csv.gz", 100_001), ("a.csv.gz", 100_002)]
+    assert keys(store) == [*range(100_000)]
+    (source / "b.csv.gz").write_bytes(gzip.compress(b"k,v\n" + b"1,2\n" * 1000)[:-9])
+    with pytest.raises(TaskFailed, match=r"can't be read.*b\.csv\.gz"):
+        job.run()
 
 
 def test_files_in_the_place_of_a_url(store: kvstore.Store, source: Path) -> None:

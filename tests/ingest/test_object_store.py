@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import socket
@@ -239,3 +240,11 @@ def test_a_store_that_lists_no_etags_and_milliseconds(store: kvstore.Store, monk
         assert (done.overlooked.late, done.overlooked.changed) == (("b.csv",), ("a.csv",))
         pattern = store.create_job("k", source=f"s3://bucket/in/*.csv{parameters}", format="csv", table="t")
         assert [each.files for each in pattern.run().tasks] == [4]
+
+
+def test_a_compressed_object_is_read(store: kvstore.Store, bucket: Bucket, s3_url: str) -> None:
+    store.create_table("t", SCHEMA, "k")
+    bucket.put_bytes("dir/a.csv.gz", gzip.compress(b"k,v\n1,a\n"))
+    bucket.put_bytes("dir/b.csv", b"k,v\n2,b\n")
+    store.create_job("j", source=f"{s3_url}/dir", format="csv", table="t").run()
+    assert values(store) == {1: "a", 2: "b"}

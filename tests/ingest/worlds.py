@@ -170,8 +170,8 @@ def lose_indexes(store: Path) -> None:
         shutil.rmtree(index)
 
 
-def keys(store: kvstore.Store) -> list[int]:
-    return sorted(row["k"] for row in rows_of(store.table("t")))
+def keys(store: kvstore.Store, table: str = "t") -> list[int]:
+    return sorted(row["k"] for row in rows_of(store.table(table)))
 
 
 def left_out(job: kvstore.Job, task: int = 1) -> list[tuple[str, int]]:

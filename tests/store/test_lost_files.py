@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
-from kvstore.errors import CorruptBatch, CorruptData, CorruptImage, NotAStore
+from kvstore.errors import CorruptBatch, CorruptData, CorruptImage, InvalidRequest, NotAStore
 from tests.support.processes import ran
 from tests.support.tables import rows_of
 
@@ -161,19 +161,96 @@ def open_to_all() -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("case", ["directory", "place", "data", "name too long"])
+@pytest.mark.parametrize("case", ["directory", "place", "data", "name too long", "meta", "journal"])
 def test_a_store_one_is_not_allowed_to_use_is_refused_by_name(open_to_all: Path, case: str) -> None:
     path = open_to_all / "store"
     filled(path, "t")
     for each in (path, *path.rglob("*")):
         each.chmod(0o755 if each.is_dir() else 0o644)
-    forbidden = {"directory": path, "place": open_to_all, "data": path / "meta/journal/data.mdb"}.get(case, path)
+    forbidden = {"directory": path, "place": open_to_all, "data": path / "meta/journal/data.mdb"}.get(case)
+    forbidden = forbidden or {"meta": path / "meta", "journal": path / "meta/journal"}.get(case, path)
     allowed = forbidden.stat().st_mode
-    forbidden.chmod({"directory": 0o000, "place": 0o555, "data": 0o000}.get(case, 0o755))
+    forbidden.chmod(
+        {"directory": 0o000, "place": 0o555, "data": 0o000, "meta": 0o600, "journal": 0o600}.get(case, 0o755)
+    )
     target = {"place": open_to_all / "new", "name too long": open_to_all / ("x" * 300)}.get(case, path)
     try:
         for arguments in ([], ["read-only"]):
             done = ran(AS_ORDINARY_USER, target, *arguments)
-            assert done.stdout.split() == ["UnsupportedOperation" if case == "data" else "NotAStore"], done.stderr
+            assert done.stdout.split() == [
+                "UnsupportedOperation" if case in ("data", "meta", "journal") else "NotAStore"
+            ], done.stderr
     finally:
         forbidden.chmod(allowed)
+
+
+CHECKED_BY_ORDINARY_USER = AS_ORDINARY_USER.replace(
+    "kvstore.open(sys.argv[1], read_only=len(sys.argv) > 2).list_tables()",
+    "print(*kvstore.open(sys.argv[1], read_only=True).check().findings, sep='\\n')",
+)
+
+
+@pytest.mark.parametrize("suffix", ["log", "index"])
+def test_a_file_of_a_log_that_may_not_be_read_is_a_finding(open_to_all: Path, suffix: str) -> None:
+    path = open_to_all / "store"
+    filled(path, "t")
+    for each in (path, *path.rglob("*")):
+        each.chmod(0o755 if each.is_dir() else 0o644)
+    forbidden = sorted(path.rglob(f"*.{suffix}"))[-1]
+    forbidden.chmod(0)
+    done = ran(CHECKED_BY_ORDINARY_USER, path)
+    assert f"{forbidden.name} can't be read: Permission denied" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("pattern", ["*.index", "TABLE"])
+def test_a_directory_in_the_place_of_a_file_is_a_finding(store_path: Path, pattern: str) -> None:
+    filled(store_path, "t")
+    file = sorted(store_path.rglob(pattern))[-1]
+    file.unlink()
+    file.mkdir()
+    with kvstore.open(store_path, read_only=True) as store:
+        (finding,) = store.check().findings
+    assert "can't be read" in finding
+    assert file.name in finding
+
+
+def test_a_source_of_a_job_that_may_not_be_read_is_refused_by_name(open_to_all: Path) -> None:
+    path = open_to_all / "store"
+    filled(path, "t")
+    (open_to_all / "closed/in").mkdir(parents=True)
+    (open_to_all / "closed").chmod(0o600)
+    create = (
+        f"kvstore.open(sys.argv[1]).create_job('j', source={str(open_to_all / 'closed/in')!r}, format='csv', table='t')"
+    )
+    for each in (path, *path.rglob("*")):
+        each.chmod(0o777 if each.is_dir() else 0o666)
+    script = AS_ORDINARY_USER.replace("kvstore.open(sys.argv[1], read_only=len(sys.argv) > 2).list_tables()", create)
+    done = ran(script, path)
+    (open_to_all / "closed").chmod(0o700)
+    assert done.stdout.split() == ["InvalidRequest"], done.stderr
+
+
+def test_links_that_form_a_loop_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    loop = tmp_path / "a"
+    with kvstore.open(tmp_path / "s") as store:
+        for call in (
+            lambda: kvstore.open(loop),
+            lambda: kvstore.open(loop / "s", read_only=True),
+            lambda: store.backup(loop),
+            lambda: store.add_replica(str(loop)),
+            lambda: kvstore.follow(str(tmp_path / "place"), loop),
+            lambda: kvstore.repair(loop),
+        ):
+            with pytest.raises(NotAStore, match="form a loop"):
+                call()
+        assert sorted(os.listdir(tmp_path)) == ["a", "b", "s"]
+
+
+@pytest.mark.parametrize("place", ["x\udcff", "x\udcff/s", "link"])
+def test_a_path_that_is_not_utf_8_is_refused_before_anything_is_made(tmp_path: Path, place: str) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "x\udcff")
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        kvstore.open(tmp_path / place)
+    assert os.listdir(tmp_path) == ["link"]

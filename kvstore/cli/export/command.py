@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,9 +32,10 @@ from kvstore.cli.export.writers import fits, writer_of
 from kvstore.cli.load.portions import portions
 from kvstore.cli.printing import print_json
 from kvstore.cli.progress import Bar, Unit
+from kvstore.cli.table.given_rows import FORMAT_OPTION
 from kvstore.disk.files import Files
 from kvstore.errors import InvalidRequest
-from kvstore.ingest.formats import COMPRESSIONS, SUFFIXES, Format
+from kvstore.ingest.formats import COMPRESSIONS, FORMATS, Format, format_of
 from kvstore.read.changelog import End, Start
 from kvstore.read.conditions import parse_filter
 
@@ -44,7 +46,8 @@ def export(
     path: Directory,
     name: TableName,
     format: Annotated[
-        Format | None, typer.Option(help="Format of the output; by default that of the suffix of --to.")
+        Format | None,
+        typer.Option("--format", **FORMAT_OPTION, help="Format of the output; by default that of the suffix of --to."),
     ] = None,
     to: Annotated[
         Path | None,
@@ -103,11 +106,9 @@ def export(
 
 def _format(given: Format | None, to: Path | None) -> Format:
     if given is None:
-        if to is not None:
-            plain = to.with_suffix("") if to.suffix.lower() in COMPRESSIONS else to
-            if (format := SUFFIXES.get(plain.suffix.lower())) is not None:
-                return format
-        raise InvalidRequest(f"Give --format, one of {', '.join(Format)}, or a file with the suffix of one by --to.")
+        if to is not None and (format := format_of(to.name)) is not None:
+            return format
+        raise InvalidRequest(f"Give --format, one of {', '.join(FORMATS)}, or a file with the suffix of one by --to.")
     if to is None and given not in _TEXTS and sys.stdout.isatty():
         raise InvalidRequest(f"{given.capitalize()} is not for a terminal; give --to, or redirect the output.")
     return given
@@ -119,7 +120,7 @@ def _target(store: Path, to: Path | None) -> Iterator[BinaryIO]:
         with standard_output() as file:
             yield file
         return
-    if to.resolve().is_relative_to(store.resolve()):
+    if Path(os.path.realpath(to)).is_relative_to(os.path.realpath(store)):
         raise InvalidRequest("The directory of the store is for the store; choose another.", to=to)
     with replaced(to, Files()) as file:
         yield file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import sys
 from codecs import getincrementaldecoder
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 from uuid import uuid4
 
+from kvstore.cli.printing import StandardOutput
 from kvstore.disk.files import Files, refusal
 from kvstore.errors import InvalidRequest
 from logformat.paths import TEMPORARY
@@ -67,7 +69,7 @@ class _Terminal(io.RawIOBase):
 @contextmanager
 def standard_output() -> Iterator[BinaryIO]:
     """Standard output; on a terminal, characters that do not print are escaped."""
-    out = sys.stdout.buffer
+    out = cast(BinaryIO, StandardOutput())
     with _while_whole(cast(BinaryIO, _Terminal(out)) if sys.stdout.isatty() else out) as sink:
         yield sink
         sink.flush()
@@ -83,7 +85,7 @@ def replaced(path: Path, files: Files) -> Iterator[BinaryIO]:
         InvalidRequest: There can't be such a file.
         StoreFull, LogFailed: The disk is full or failed.
     """
-    path = path.resolve()
+    path = Path(os.path.realpath(path))
     if path.exists() and not path.is_file():
         raise InvalidRequest("Only a regular file can be replaced; leave --to out for standard output.", path=path)
     unfinished = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}")
@@ -95,15 +97,14 @@ def replaced(path: Path, files: Files) -> Iterator[BinaryIO]:
         ) from error
     try:
         with opened:
-            try:
-                with _while_whole(opened) as sink:
-                    yield sink
-                opened.flush()
-                files.sync(opened.fileno())
-                files.rename(unfinished, path)
-                files.sync_directory(path.parent)
-            except OSError as error:
-                raise refusal(error, path) from error
+            with _while_whole(opened) as sink:
+                yield sink
+            opened.flush()
+            files.sync(opened.fileno())
+            files.rename(unfinished, path)
+            files.sync_directory(path.parent)
+    except OSError as error:  # also of the flush when a file is closed that could not be written
+        raise refusal(error, path) from error
     finally:
         with suppress(FileNotFoundError):
             files.remove(unfinished)

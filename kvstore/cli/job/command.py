@@ -11,6 +11,7 @@ from kvstore.cli.arguments import AsJson, Directory, opened_store
 from kvstore.cli.printing import print_facts, print_json, print_line, print_table
 from kvstore.clock import time_text
 from kvstore.errors import InvalidRequest
+from kvstore.ingest.formats import FORMATS
 from kvstore.ingest.job import Job
 from logformat.catalog.jobs import EndedTask, JobOptions
 from logformat.urls import without_credentials
@@ -35,7 +36,7 @@ def create(
     source: Annotated[
         str, typer.Option(metavar="SOURCE", help="A directory, a pattern, or a URL of either.", show_default=False)
     ],
-    format: Annotated[str, typer.Option(help="parquet, arrow, csv or json.", show_default=False)],
+    format: Annotated[str, typer.Option(metavar="|".join(FORMATS), help="Format of the files.", show_default=False)],
     table: Annotated[str, typer.Option(metavar="TABLE", help="Name of the table.", show_default=False)],
     offset: Offset = None,
     max_files: MaxFiles = _OPTIONS.max_files,

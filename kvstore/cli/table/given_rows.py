@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from hashlib import file_digest
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,13 +17,16 @@ from typing import Annotated
 import typer
 
 from kvstore.cli.printing import plain
+from kvstore.disk.files import refusals
 from kvstore.errors import InvalidRequest
-from kvstore.ingest.formats import Format, Source, source_of
+from kvstore.ingest.formats import FORMATS, Format, Source, format_named, source_of
 
 STANDARD_INPUT = "-"
 
+FORMAT_OPTION = {"parser": format_named, "metavar": "|".join(FORMATS)}
 FormatGiven = Annotated[
-    Format | None, typer.Option("--format", help="Format of the rows; by default that of the file's suffix.")
+    Format | None,
+    typer.Option("--format", **FORMAT_OPTION, help="Format of the rows; by default that of the file's suffix."),
 ]
 Delimiter = Annotated[
     str | None,
@@ -40,6 +43,7 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
 
     Raises:
         InvalidRequest: There are no such rows, or their format is not known.
+        StoreFull, LogFailed: There is no room for the copy of standard input.
     """
     if file != STANDARD_INPUT:
         source = source_of(Path(file), format, delimiter)
@@ -51,11 +55,14 @@ def rows_given(file: str, format: Format | None, delimiter: str | None = None) -
         yield source, None
         return
     if format is None:
-        raise InvalidRequest(f"Standard input has no suffix; give --format, one of {', '.join(Format)}.")
+        raise InvalidRequest(f"Standard input has no suffix; give --format, one of {', '.join(FORMATS)}.")
     if sys.stdin.isatty():
         print(f"kvstore: type rows as {format}; Ctrl-D ends them", file=sys.stderr)
-    with NamedTemporaryFile(prefix="kvstore-") as copy:
+    with refusals(Path("copy of standard input in TMPDIR")), ExitStack() as stack:
+        copy = stack.enter_context(NamedTemporaryFile(prefix="kvstore-"))
         shutil.copyfileobj(sys.stdin.buffer, copy, 1 << 20)
         copy.seek(0)
+        copied = stack.pop_all()
+    with copied:
         digest = file_digest(copy, "sha256").digest()
         yield source_of(Path(copy.name), format, delimiter, name="standard input"), digest

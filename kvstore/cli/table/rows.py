@@ -23,7 +23,7 @@ from kvstore.cli.arguments import (
     opened,
     start_of,
 )
-from kvstore.cli.printing import print_batches, print_facts, print_json, rows_of
+from kvstore.cli.printing import print_batches, print_facts, print_json, print_line, rows_of
 from kvstore.read.conditions import parse_filter
 from kvstore.read.lookup import FOUND
 
@@ -96,7 +96,8 @@ def explain(
     """Show how the rows of a condition are found: by which index, in which part of the keys, or by reading all rows."""
     with opened(path) as store:
         table = store.table(name)
-        print(table.explain(parse_filter(where, table.schema)))
+        for line in table.explain(parse_filter(where, table.schema)).split("\n"):
+            print_line(line)
 
 
 def changelog(

@@ -16,7 +16,7 @@ from typing import Self
 from uuid import uuid4
 
 from kvstore.clock import Clock
-from kvstore.disk.files import Files, refusals
+from kvstore.disk.files import Files, refusals, resolved
 from kvstore.errors import CorruptData, Diverged, Unavailable
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.options import StoreOptions
@@ -134,7 +134,7 @@ class Follower:
         progress: Callable[[int], None] = lambda _: None,
         connect: Callable[[str], Client] = ObjectStore,
     ) -> None:
-        self.path = path.resolve()  # a rebuilt copy is created beside it, under a name made from its own
+        self.path = resolved(path)  # a rebuilt copy is created beside it, under a name made from its own
         self._options = options
         self._files = files
         self._clock = clock
