@@ -19,8 +19,8 @@ from logformat import paths
 from logformat.ids import Offset
 from logformat.log.published_end import RECORD_BYTES, VOID, PublishedEnd, decode, encoder
 
-_LOOKS = 10
-"""How often a record that is no record is read: it may be being written."""
+_LOOKS = 1_000
+"""How often a record that is no record is read: it may be being written, by a process that waits for a processor."""
 
 
 class EndPublisher:
