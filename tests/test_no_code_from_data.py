@@ -32,6 +32,8 @@ REASONS = {
     ("kvstore/cli/doctor.py", "platform.system"): "the name of the system; it runs nothing",
     ("kvstore/disk/platforms.py", "import importlib"): "find_spec of names that stand there: is a package ours",
     ("kvstore/spark/frames.py", "import importlib"): "find_spec of a name that stands there: is pandas installed",
+    ("logformat/rows/few/single_record.py", "exec"): "a function for as many columns as a table has, as a dataclass has"
+    " some: its source has numbers of columns alone, and their names and values are variables of it",
     ("kvstore/spark/java.py", "import importlib"): "find_spec of a name that stands there: is a Java installed",
 }
 

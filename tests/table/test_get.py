@@ -208,3 +208,14 @@ def test_a_scalar_of_arrow_is_a_key_though_python_has_no_such_value(open_store: 
         table.get(far[0])
     table.delete(far[0])
     assert len(table) == 0
+
+
+def test_names_of_columns_are_names_whatever_they_are(open_store: OpenStore) -> None:
+    names = ["'", '"', "{k}", "k: 1}", "\\", "import os", "name0", "cell0", "None", "record", "key", "decode", "é"]
+    fields = [pa.field("k", pa.int64()), *(pa.field(name, pa.string()) for name in names)]
+    nested = pa.field("nested", pa.struct([pa.field(name, pa.int64()) for name in names]))
+    table = open_store().create_table("t", pa.schema([*fields, nested]), ["k", "'"])
+    row = {"k": 1, **dict(zip(names, map(str, range(99)), strict=False)), "nested": dict.fromkeys(names, 7)}
+    table.upsert([row, {**row, "'": "other", "nested": None, "é": None}])
+    assert table.get((1, "0")) == row
+    assert table.get({"'": "other", "k": 1}) == {**row, "'": "other", "nested": None, "é": None}

@@ -67,15 +67,17 @@ class SingleRecord:
     def decoder(self, names: Sequence[str], key: Sequence[str], columns: Sequence[str]) -> Decode:
         """A function from a record, and the values of a key, to a dict; errors are those of :meth:`decode`.
 
-        It is written for these names and compiled, as those of dataclasses are: loops over them take twice as long.
+        It is written for these columns and compiled, as those of dataclasses are: loops over them take twice as long.
+        Its source has their numbers alone; their names are variables.
 
         Args:
             names: Names of the record's columns.
             key: Names of the key's columns. Their values are given as a sequence, or as the value of the only one.
             columns: Names of the dict, in order; one that is among neither is None.
         """
-        cells = dict.fromkeys(columns, "None") | {name: f"cell{nth}" for nth, name in enumerate(names, 1)}
-        cells |= {name: f"key{nth}" for nth, name in enumerate(key)}
+        keys, cells = ([f"{kind}{nth}" for nth in range(len(of))] for kind, of in (("key", key), ("cell", names)))
+        value_of = dict.fromkeys(columns, "None") | dict(zip((*names, *key), (*cells, *keys), strict=True))
+        variable, converted = ([nth - 1 for nth, _ in each] for each in (self._variable, self._converted))
         nullable = [(nth, name) for nth, name in enumerate(names, 1) if name in columns]
 
         def void(row: dict[str, Any], nulls: bytes) -> None:
@@ -84,21 +86,22 @@ class SingleRecord:
 
         lines = [
             "def decode(record, key):",
-            f" if len(record) < {self._size}: raise cut_short()",
-            f" {', '.join(f'key{nth}' for nth in range(len(key))) or '_'} = key",
-            f" {', '.join(['nulls', *(f'cell{nth}' for nth in range(1, len(names) + 1))])}, = unpack(record)",
-            f" end = {self._size}",
-            *(f" start = end; end += cell{nth}; cell{nth} = of{nth}(record[start:end])" for nth, _ in self._variable),
+            " if len(record) < size: raise cut_short()",
+            f" {', '.join(keys) or '_'} = key",
+            f" {', '.join(['nulls', *cells])}, = unpack(record)",
+            " end = size",
+            *(f" start = end; end += cell{nth}; cell{nth} = convert{nth}(record[start:end])" for nth in variable),
             " if end > len(record): raise not_adding_up()",
-            *(f" cell{nth} = of{nth}(cell{nth})" for nth, _ in self._converted),
-            f" row = {{{', '.join(f'{name!r}: {cells[name]}' for name in columns)}}}",
+            *(f" cell{nth} = convert{nth}(cell{nth})" for nth in converted),
+            f" row = {{{', '.join(f'name{nth}: {value_of[name]}' for nth, name in enumerate(columns))}}}",
             " if nulls != valid: void(row, nulls)",
             " return row",
         ]
-        scope: dict[str, Any] = {f"of{nth}": convert for nth, convert in (*self._variable, *self._converted)}
-        scope |= {"unpack": self._unpack, "valid": self._valid, "void": void}
+        scope: dict[str, Any] = {f"name{nth}": name for nth, name in enumerate(columns)}
+        scope |= {f"convert{nth - 1}": convert for nth, convert in (*self._variable, *self._converted)}
+        scope |= {"size": self._size, "unpack": self._unpack, "valid": self._valid, "void": void}
         scope |= {"cut_short": _cut_short, "not_adding_up": _not_adding_up}
-        exec("\n".join(lines), scope)  # noqa: S102  # of names there is only what `repr` makes of them
+        exec("\n".join(lines), scope)  # noqa: S102  # see above
         decode: Decode = scope["decode"]
         return decode
 
