@@ -259,7 +259,7 @@ class WritePath:
 
     def close(self) -> None:
         """Close the log and the index; what is not merged can be replayed."""
-        self.log.close()
+        self.log.close(is_merged=self.memtable.is_merged)
         self.memtable.index.close()
 
     def catch_up(self, log: LogFiles, bytes_max: int | None = None) -> None:

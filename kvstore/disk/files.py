@@ -464,7 +464,9 @@ def no_file(error: OSError, path: Path) -> NotAStore | None:
     """
     if error.errno not in _NO_FILE or not isinstance(error.filename, str):  # only calls with a path have one
         return None
-    return NotAStore(_NO_PLAIN_FILE, path=error.filename if os.path.isabs(error.filename) else path)
+    if os.path.isabs(error.filename):
+        return NotAStore(_NO_PLAIN_FILE, path=error.filename)
+    return NotAStore(_NO_PLAIN_FILE, path=path, name=error.filename)
 
 
 def refuse_links(path: Path) -> None:

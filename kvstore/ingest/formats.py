@@ -288,6 +288,12 @@ def format_of(name: str) -> Format | None:
     return SUFFIXES.get(_suffixes(name)[0])
 
 
+def is_of(name: str, format: Format) -> bool:
+    """Whether the suffixes of a name are those of a file of a format that can be read."""
+    suffix, compression = _suffixes(name)
+    return SUFFIXES.get(suffix) is format and (not compression or format in _TEXTS)
+
+
 def compression_of(name: str, format: Format) -> str | None:
     """How a file of a format is compressed, by the suffix of its name; None if it is not.
 

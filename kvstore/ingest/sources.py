@@ -27,7 +27,7 @@ from obstore.store import ObjectStore, from_url
 
 from kvstore.arguments import url_without_credentials
 from kvstore.errors import InvalidRequest, Unavailable
-from kvstore.ingest.formats import Format, format_of, readable
+from kvstore.ingest.formats import Format, is_of, readable
 from logformat.catalog.jobs import SourceFile
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Source:
 
     def _is_meant(self, file: SourceFile) -> bool:
         if self.pattern is None:
-            return format_of(file.path) is self.format
+            return is_of(file.path, self.format)
         return re.fullmatch(self.pattern, file.path, re.DOTALL) is not None
 
 

@@ -190,13 +190,17 @@ class Log:
             raise self._refused(error) from error
         self._begin_segment()
 
-    def close(self) -> None:
-        """Close the files; what was not synced may be lost in a power cut."""
+    def close(self, *, is_merged: bool = False) -> None:
+        """Close the files; what was not synced may be lost in a power cut.
+
+        Args:
+            is_merged: Whether the index has all of the log.
+        """
         with suppress(OSError):  # zeros after the end are no damage
             self._segment.cut_ahead()
         self._segment.close()
         self._index.close()
-        self._published.close()
+        self._published.close(voids=is_merged)
         self._files.let_go(self._directory)
 
     def _write(self, batches: Sequence[EncodedBatch], *, fills: bool = False) -> None:

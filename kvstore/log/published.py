@@ -2,14 +2,13 @@
 
 * The record never says more than what was synced before, or belongs to a commit that is decided. It is not synced
   itself, so it may say less once the machine was started again.
-* A bucket that was closed has a void record.
+* A bucket that was closed has a void record, unless its index lacks something that the log has.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from uuid import uuid4
 
@@ -19,7 +18,7 @@ from logformat import paths
 from logformat.ids import Offset
 from logformat.log.published_end import RECORD_BYTES, VOID, PublishedEnd, decode, encoder
 
-_LOOKS = 1_000
+_LOOKS = 100
 """How often a record that is no record is read: it may be being written, by a process that waits for a processor."""
 
 
@@ -44,9 +43,15 @@ class EndPublisher:
         """Say that no change before an offset can be lost."""
         self._write(self._encode(offset))
 
-    def close(self) -> None:
-        """Say that nobody writes the log, and close the file."""
-        self._write(VOID)
+    def close(self, *, voids: bool) -> None:
+        """Close the file.
+
+        Args:
+            voids: Whether the index has all of the log, so that nothing has to say how far that is to be read. Else the
+                record stays, as that of a process that died.
+        """
+        if voids:
+            self._write(VOID)
         descriptor, self._descriptor = self._descriptor, -1  # first: an interrupted close is not done twice
         if descriptor >= 0:
             os.close(descriptor)
@@ -71,7 +76,7 @@ class EndReader:
         self._path = bucket / paths.PUBLISHED_FILE
         self._identity = identity
         self._files = files
-        self._mapped: mmap | None = None
+        self._descriptor = -1
         self._data = b""
         self._known: PublishedEnd | None = None
 
@@ -86,25 +91,30 @@ class EndReader:
         return self._known
 
     def is_as_read(self) -> bool:
-        """Whether the record is still the one that was read last; cheap, for each ``get`` asks."""
-        mapped = self._mapped
-        return (self._read() if mapped is None else mapped[:]) == self._data
+        """Whether the record is still the one that was read last; cheaper than to read it, for each ``get`` asks."""
+        if self._descriptor < 0:
+            return self._read() == self._data
+        try:
+            return os.pread(self._descriptor, RECORD_BYTES, 0) == self._data
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Close the file until it is read again."""
-        self._mapped = None  # nobody else has it
+        descriptor, self._descriptor = self._descriptor, -1  # first: an interrupted close is not done twice
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _read(self) -> bytes:
-        if self._mapped is None:
+        if self._descriptor < 0:
             try:
-                descriptor = self._files.open_name(self._path, os.O_RDONLY | os.O_NONBLOCK)
-                try:
-                    self._mapped = mmap(descriptor, RECORD_BYTES, access=ACCESS_READ)
-                finally:
-                    os.close(descriptor)
-            except (OSError, ValueError):  # it is no file, or its writer has just made it and written nothing
+                self._descriptor = self._files.open_name(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            except OSError:
                 return b""
-        return self._mapped[:]
+        try:
+            return os.pread(self._descriptor, RECORD_BYTES, 0)
+        except OSError:  # it is no file
+            return b""
 
     def _decoded(self, data: bytes) -> PublishedEnd | None:
         for _ in range(_LOOKS):

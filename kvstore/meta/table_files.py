@@ -150,22 +150,19 @@ class TableFiles:
                 tables.damaged.append(f"definition of table {id}: {error}")
         return tables
 
-    def damaged(self, state: CatalogState) -> dict[TableId, CorruptData]:
-        """Tables of a catalog whose file can't be used, and why. A missing file is none of them."""
-        damaged = {}
+    def damaged(self, state: CatalogState) -> dict[TableId, CorruptData | OSError]:
+        """Tables of a catalog whose file can't be used, and why. A missing file is none of them.
+
+        An OSError does not say that the file is damaged: it was not read.
+        """
+        damaged: dict[TableId, CorruptData | OSError] = {}
         for id in state.tables:
             try:
                 self._read(id)
             except (FileNotFoundError, UnsupportedVersion):
                 continue
-            except CorruptData as error:
+            except (CorruptData, OSError) as error:
                 damaged[id] = error
-            except OSError as error:
-                damaged[id] = CorruptData(
-                    "The definition of a table can't be read.",
-                    path=paths.table_file(self._store, id),
-                    reason=error.strerror,
-                )
         return damaged
 
     def _wrong(self, state: CatalogState, opened: TableId | None, only: TableId | None) -> list[TableDefinition]:

@@ -19,7 +19,7 @@ from uuid import UUID
 from kvstore.arguments import path_of, url_without_credentials
 from kvstore.bucket.bucket_lock import BucketLock
 from kvstore.clock import Clock, SystemClock
-from kvstore.disk.files import Files, read_file, refusals, resolved
+from kvstore.disk.files import Files, no_file, read_file, refusals, resolved
 from kvstore.disk.held_directory import HeldDirectory
 from kvstore.errors import (
     CorruptData,
@@ -257,6 +257,9 @@ class StoreRepair:
 
     def _replace_table_files(self, files: TableFiles, state: CatalogState, journal: Journal) -> None:
         damaged = files.damaged(state)
+        for id, error in damaged.items():
+            if isinstance(error, OSError) and no_file(error, paths.table_file(self._path, id)) is None:
+                raise error  # what can't be read may be whole, or of a newer version
         for id, error in damaged.items():
             self._quarantine.move(paths.table_file(self._path, id))
             self._report.repaired.append(f"{state.tables[id].name}: TABLE was written again: {error}")

@@ -134,14 +134,18 @@ def _amount(field: pa.Field, given: Any) -> Any:
 
 def _start(field: pa.Field, given: Any) -> Any:
     """A number of ``default`` as Python has it: those of numpy wrap round, and True is none."""
-    if given is None or (isinstance(given, float) and pa.types.is_floating(field.type)):
-        return given
+    if given is None:
+        return None
     try:
+        if pa.types.is_floating(field.type) and not isfinite(given):
+            return float(given)
         return _amount(field, given)
-    except SchemaMismatch as error:
+    except (SchemaMismatch, TypeError) as error:
         raise SchemaMismatch(
             "A value of `default` is no number that fits its column.",
-            **error.where | {"column": field.name, "given": shown(given)},
+            column=field.name,
+            type=field.type,
+            given=shown(given),
         ) from error
 
 

@@ -150,7 +150,7 @@ def check_bucket(
         except OSError as error:
             if error.errno is None:  # that of a handler of signals, such as TimeoutError
                 raise
-            report.findings.append(f"{Path(error.filename or 'a file').name} can't be read: {error.strerror}")
+            report.findings.append(f"{Path(str(error.filename or 'a file')).name} can't be read: {error.strerror}")
         except (CorruptData, NotAStore, OffsetOutOfRange, UnknownSchema) as error:
             if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:
                 continue  # segments expired while they were read

@@ -232,8 +232,9 @@ class StoreRuntime:
         now = self.catalog()  # others may have created tables while buckets were checked
         findings = [f"the catalog lacks table {id}" for id in suspects if id >= now.next_table_id]
         findings += self.damaged_images()
-        damaged = self._table_files.damaged(catalog).items()
-        findings += [f"table {catalog.tables[id].name}: the file TABLE can't be used: {error}" for id, error in damaged]
+        for id, error in self._table_files.damaged(catalog).items():
+            what = "read" if isinstance(error, OSError) else "used"
+            findings.append(f"table {catalog.tables[id].name}: the file TABLE can't be {what}: {error}")
         for table in tables if settles else ():
             if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
                 with suppress(StoreError):

@@ -329,8 +329,9 @@ class Table(ReadTable):
         else:
             keys = intake.key_rows([key], layout_of(definition).key_schema)
             is_done = bool(apply_if(self._handles, definition, iter([keys]), asked.decide).by_bucket)
-        if not is_done or asked.row is None:
+        if not is_done:
             raise KeyError(key)
+        assert asked.row is not None
         return asked.row
 
     def __setitem__(self, key: Keys, row: Any) -> None:

@@ -165,15 +165,15 @@ class TableChanges:
             DeletionDisabled: Deletes were disabled, or are ignored now.
             NoSuchTable: The table was dropped.
         """
-        now = self.opened.catalog.definition()
-        behavior = now.options.delete_behavior
+        table = self.opened.catalog.definition()
+        behavior = table.options.delete_behavior
         if behavior != self.definition.options.delete_behavior and behavior != "allow" and self._has_deletes:
             raise DeletionDisabled(
                 "The table takes no deletes any more; run the transaction again without them.",
                 table=self.definition.name,
                 delete_behavior=behavior,
             )
-        names = now.renamed_since(self.definition.schema_id)
+        names = table.renamed_since(self.definition.schema_id)
         dropped = [name for name, now in names.items() if now is None]
         if not dropped:
             return

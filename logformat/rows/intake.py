@@ -278,8 +278,9 @@ def key_row(key: Any, names: Sequence[str]) -> Mapping[str, Any]:
     Raises:
         SchemaMismatch: It has too few or too many values.
     """
-    if isinstance(key, pa.StructScalar | pa.ListScalar):
-        key = key.as_py()
+    if isinstance(key, pa.Scalar):
+        with suppress(OverflowError, ValueError):  # Python has no such value; Arrow takes the scalar itself
+            key = key.as_py()
     if isinstance(key, Mapping):
         return key
     values = key if isinstance(key, (tuple, list)) else (key,)

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import lmdb
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -19,9 +20,10 @@ from hypothesis import given, settings, strategies as st
 import kvstore
 from kvstore.bucket.merge import tail
 from kvstore.bucket.reading import overlay, reader
+from kvstore.disk.environment import Environment
 from kvstore.disk.files import Files
 from kvstore.errors import LogFailed
-from kvstore.index.index import View
+from kvstore.index.index import Index, View
 from kvstore.log.writer_state import STEP_MS_MAX
 from kvstore.memtable import view as memtable_view
 from kvstore.options import StoreOptions
@@ -60,7 +62,18 @@ def write(pipe: Pipe, path: Path, options: dict[str, Any]) -> None:
             case "close":
                 store.close()
                 store = kvstore.open(path, **BY_HAND, **options)
+            case "close on a full disk":
+                with pytest.MonkeyPatch.context() as patches:
+                    patches.setattr(Index, "commit", refuse)
+                    store.close()
+                store = kvstore.open(path, **BY_HAND, **options)
+                pipe.send(None)
+                continue
         pipe.send(store.table("t").bucket(0).handle.state())
+
+
+def refuse(*_: object) -> None:
+    raise lmdb.DiskError("no space")
 
 
 @contextmanager
@@ -336,6 +349,31 @@ def test_a_record_that_is_newer_than_the_log_is_not_believed_once_its_writer_is_
         assert beside.check(least=5) == 5  # many reads, of which few look whether a process writes
         with looked_at_once():
             assert beside.check(least=5) == 5
+
+
+def test_a_get_that_looks_at_no_file_is_as_new_as_any(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (overlay, reader):
+        monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    looks, is_stale = [], Environment.is_stale
+
+    def counted(self: Environment) -> bool:
+        looks.append(self)
+        return is_stale(self)
+
+    monkeypatch.setattr(Environment, "is_stale", counted)
+    with Beside(store_path, {}) as beside:
+        for number in range(12):
+            for what in ("write", "flush", "compact", "write", "compact", "write", "close"):
+                key = (3 * number + len(what)) % 13
+                operations = [("upsert", {"k": key, "s": f"{number} {what}"}), ("delete", {"k": number, "s": None})]
+                beside.tell(what, operations if what == "write" else None)
+                assert [beside.table.get(k) for k in range(13)] == [beside.model.rows.get((k,)) for k in range(13)]
+        beside.tell("write", [("upsert", {"k": 7, "s": "only the log has it"})])
+        beside.tell("close on a full disk")
+        assert beside.table.get(7) == {"k": 7, "s": "only the log has it"}
+        looks.clear()
+        assert [beside.table.get(k) for k in range(13)] == [beside.model.rows.get((k,)) for k in range(13)]
+        assert not looks
 
 
 class Syncs(Files):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import shutil
 import tempfile
@@ -20,7 +22,7 @@ from kvstore.checkpoint.recovery import Recovery
 from kvstore.cli.arguments import store_id_of
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
-from kvstore.errors import StoreError, StoreFull
+from kvstore.errors import LogFailed, StoreError, StoreFull
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.store.store import Store
 from logformat import paths
@@ -386,3 +388,27 @@ def test_columns_that_only_lost_edits_knew_come_back(tmp_path: Path) -> None:
         assert store.table("t").schema.names == ["k", "v", "w", "x"]
         assert rows_of(store.table("t")) == rows
         assert store.check()
+
+
+def test_a_repair_moves_no_definition_that_the_disk_does_not_read(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be whole, or of a newer version; `check` says that it can't be read."""
+    with kvstore.open(store_path) as store:
+        store.create_table("t", {"k": "int64"}, "k")
+    read, file = Files.read, paths.table_file(store_path, TableId(1))
+    before = file.read_bytes()
+
+    def failing(self: Files, path: Path, *, bytes_max: int) -> bytes:
+        if path.name == file.name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(self, path, bytes_max=bytes_max)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "read", failing)
+        with pytest.raises(LogFailed, match="Input/output error"):
+            kvstore.repair(store_path)
+        with kvstore.open(store_path, read_only=True) as store:
+            assert any("TABLE can't be read" in finding for finding in store.check().findings)
+    assert file.read_bytes() == before
+    assert kvstore.repair(store_path)

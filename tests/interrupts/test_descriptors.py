@@ -31,8 +31,14 @@ def end_read(directory: Path, files: Files) -> tuple[Callable[[], object], Calla
 
 
 def end_closed(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
+    reader = EndReader(directory, IDENTITY, files)
+    reader.read()
+    return reader.close, reader.close
+
+
+def end_of_publishing(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
     publisher = EndPublisher(directory / "below", IDENTITY, files)
-    return publisher.close, publisher.close
+    return lambda: publisher.close(voids=True), lambda: publisher.close(voids=True)
 
 
 def directory_opened(directory: Path, files: Files) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -56,7 +62,8 @@ def object_replaced(directory: Path, _files: Files) -> tuple[Callable[[], object
 
 
 @pytest.mark.parametrize(
-    "scene", [end_read, end_closed, directory_opened, lock_released, file_published, object_replaced]
+    "scene",
+    [end_read, end_closed, end_of_publishing, directory_opened, lock_released, file_published, object_replaced],
 )
 def test_each_moment(scene: Scene, tmp_path: Path) -> None:
     (tmp_path / "below").mkdir()
@@ -75,7 +82,7 @@ def test_each_moment(scene: Scene, tmp_path: Path) -> None:
         errors.append(moments.interrupt(call, moment))
         ended()  # closes no descriptor a second time: that raises
         assert open_in(tmp_path) == before, moment
-    publisher.close()
+    publisher.close(voids=True)
     files.held.close()
     assert {type(error) for error in errors if error is not None} == {KeyboardInterrupt}
 

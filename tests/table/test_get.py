@@ -21,6 +21,7 @@ from kvstore.meta.state import CatalogState
 from kvstore.request.row_layout import layout_of
 from kvstore.testing.strategies import KEY_TYPES, columns, stored_types
 from logformat.catalog.edits import Payload
+from logformat.rows.few.single_record import COMPILED_MAX
 from tests.conftest import OpenStore
 from tests.logformat.damage import bit_flips
 from tests.support.calls_made import calls_made
@@ -208,6 +209,29 @@ def test_a_scalar_of_arrow_is_a_key_though_python_has_no_such_value(open_store: 
         table.get(far[0])
     table.delete(far[0])
     assert len(table) == 0
+
+
+def test_a_scalar_of_arrow_is_the_same_key_as_its_value(open_store: OpenStore) -> None:
+    table = open_store().create_table("t", {"k": "string", "n": "int64"}, "k")
+    key = pa.scalar("a")
+    table[key] = {"k": "a", "n": 5}
+    assert table.increment(key, {"n": 1}, default={"k": "a"}) == table[key] == {"k": "a", "n": 6}
+
+
+@pytest.mark.parametrize("columns", [COMPILED_MAX - 2, COMPILED_MAX + 1])
+@pytest.mark.parametrize("key", [["k"], ["k", "c0"]])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_wide_rows(open_store: OpenStore, columns: int, key: list[str], is_first: bool) -> None:
+    """Decoded by a function that is compiled, or by a loop."""
+    fields = [(f"c{number}", pa.string() if number % 2 else pa.int64()) for number in range(columns)]
+    fields.insert(0 if is_first else 5, ("k", pa.int64()))
+    table = open_store().create_table("t", pa.schema(fields), key)
+    row = {name: None if name[-1] == "7" else len(name) if kind == pa.int64() else name for name, kind in fields}
+    table.upsert([row, {**row, "k": 99}])
+    for each in (row, {**row, "k": 99}):
+        found = table.get(tuple(each[name] for name in key))
+        assert found == each
+        assert list(found) == table.schema.names
 
 
 def test_names_of_columns_are_names_whatever_they_are(open_store: OpenStore) -> None:

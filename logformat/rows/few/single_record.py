@@ -18,6 +18,9 @@ from logformat.rows.types.registry import column_type
 
 Decode = Callable[[bytes, Any], dict[str, Any]]
 
+COMPILED_MAX = 100
+"""Up to so many columns, a function is compiled for a row: for 4,000 that takes as long as hundreds of rows."""
+
 _COUNT = struct.Struct("<I")
 _VARIABLE = struct.Struct("<?I")
 
@@ -67,14 +70,16 @@ class SingleRecord:
     def decoder(self, names: Sequence[str], key: Sequence[str], columns: Sequence[str]) -> Decode:
         """A function from a record, and the values of a key, to a dict; errors are those of :meth:`decode`.
 
-        It is written for these columns and compiled, as those of dataclasses are: loops over them take twice as long.
-        Its source has their numbers alone; their names are variables.
+        For up to :data:`COMPILED_MAX` columns it is written for them and compiled, as those of dataclasses are: loops
+        over them take twice as long. Its source has their numbers alone; their names are variables.
 
         Args:
             names: Names of the record's columns.
             key: Names of the key's columns. Their values are given as a sequence, or as the value of the only one.
             columns: Names of the dict, in order; one that is among neither is None.
         """
+        if len(columns) > COMPILED_MAX:
+            return self._looping_decoder(names, key, columns)
         keys, cells = ([f"{kind}{nth}" for nth in range(len(of))] for kind, of in (("key", key), ("cell", names)))
         value_of = dict.fromkeys(columns, "None") | dict(zip((*names, *key), (*cells, *keys), strict=True))
         variable, converted = ([nth - 1 for nth, _ in each] for each in (self._variable, self._converted))
@@ -103,6 +108,18 @@ class SingleRecord:
         scope |= {"cut_short": _cut_short, "not_adding_up": _not_adding_up}
         exec("\n".join(lines), scope)  # noqa: S102  # see above
         decode: Decode = scope["decode"]
+        return decode
+
+    def _looping_decoder(self, names: Sequence[str], key: Sequence[str], columns: Sequence[str]) -> Decode:
+        there = [*key, *names]
+        is_in_order = there == list(columns)
+
+        def decode(record: bytes, given: Any) -> dict[str, Any]:
+            row = self.decode(record)
+            row[:1] = [given] if len(key) == 1 else given or ()
+            named = dict(zip(there, row, strict=True))
+            return named if is_in_order else {name: named.get(name) for name in columns}
+
         return decode
 
 
