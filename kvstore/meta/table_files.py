@@ -65,7 +65,7 @@ class TableFiles:
             The edit.
 
         Raises:
-            StoreFull, LogFailed: The disk refuses.
+            StoreFull, LogFailed, NotAStore: The disk refuses.
         """
         id = edit.table_id
         with refusals(self._store):

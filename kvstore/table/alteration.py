@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 from msgspec.structs import replace
 
-from kvstore.errors import InvalidRequest, LogFailed, NoSuchTable, SchemaMismatch, StoreFull, TableExists
+from kvstore.errors import InvalidRequest, LogFailed, NoSuchTable, NotAStore, SchemaMismatch, StoreFull, TableExists
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState, TableDefinition
 from kvstore.meta.table_files import DefinitionEdit, TableFiles
@@ -88,7 +88,7 @@ class Alterations:
 
         try:
             self._journal.append(decided)
-        except (StoreFull, LogFailed):
+        except (StoreFull, LogFailed, NotAStore):
             self._definitions.complete(self._journal, table.id)
             raise
 

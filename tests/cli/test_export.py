@@ -266,6 +266,17 @@ def test_wrong_calls_write_nothing(store: Path, tmp_path: Path, arguments: tuple
     assert os.listdir(tmp_path) == []
 
 
+def test_links_in_a_loop_are_not_replaced(store: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.csv", tmp_path / "other.csv"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    done = run("export", store, "t", "--to", one)
+    assert (done.code, done.out) == (2, "")
+    assert "loop" in done.err
+    assert one.readlink() == other
+    assert other.readlink() == one
+
+
 def test_formats_of_bytes_are_not_for_a_terminal(store: Path) -> None:
     with mock.patch("kvstore.cli.export.command.sys") as patched:
         patched.stdout.isatty.return_value = True

@@ -220,6 +220,27 @@ def test_what_a_killed_process_left_is_made_again(open_store: OpenStore, store_p
         assert entry_counts(table) == {1: 400}
 
 
+def test_a_process_that_takes_the_bucket_meanwhile_gives_it_back(open_store: OpenStore, store_path: Path) -> None:
+    with open_store() as store:
+        store.create_table("own", {"id": "int64"}, "id")
+        filled(store, 400)
+    with open_store() as store, Child(create, store_path) as child:
+        store.table("own").upsert({"id": 1})
+        assert child.hear() < 400
+        with store.transaction() as tx:  # its first bucket is this process's, which takes the other one
+            tx.upsert("own", {"id": 2})
+            tx.upsert("t", {"id": 1000, "mail": "m7"})
+        table = store.table("t")
+        assert table.bucket(0).handle.writes
+        child.say("go on")
+        while child.hear() < 401:
+            child.say("go on")
+        child.say("go on")
+        assert child.join() == 0
+        assert entry_counts(table) == {1: 401}
+        assert table.find(mail="m7").num_rows == 5
+
+
 @pytest.mark.usefixtures("_small_parts")
 @pytest.mark.parametrize("unique", [False, True])
 def test_a_full_disk_leaves_no_index(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch, unique: bool) -> None:

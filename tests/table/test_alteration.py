@@ -20,6 +20,8 @@ from kvstore.errors import (
     DeletionDisabled,
     InvalidRequest,
     NoSuchTable,
+    NotAStore,
+    StoreError,
     StoreFull,
     TableExists,
     UnsupportedOperation,
@@ -125,17 +127,18 @@ class TestRenameTable:
                 store.rename_table("a", "b")
                 assert (table.name, rows_of(table)) == ("b", ROWS)
 
+    @pytest.mark.parametrize("error", [StoreFull, NotAStore])
     def test_a_rename_that_fails_leaves_the_definition_file_as_it_was(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[StoreError]
     ) -> None:
         def full(*_: object) -> bytes:
-            raise StoreFull("No space.")
+            raise error("There is no such file, or no space.")
 
         with kvstore.open(tmp_path / "s") as store:
             store.create_table("a", SCHEMA, "k").upsert(ROWS)
             with monkeypatch.context() as patched:
                 patched.setattr("logformat.catalog.edits.encode", full)
-                with pytest.raises(StoreFull):
+                with pytest.raises(error):
                     store.rename_table("a", "b")
             assert store.list_tables() == ["a"]
             assert file_of(store.path).name == "a"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 import sys
 from codecs import getincrementaldecoder
@@ -14,7 +13,7 @@ from typing import BinaryIO, cast
 from uuid import uuid4
 
 from kvstore.cli.printing import StandardOutput
-from kvstore.disk.files import Files, refusal
+from kvstore.disk.files import Files, refusal, resolved
 from kvstore.errors import InvalidRequest
 from logformat.paths import TEMPORARY
 
@@ -83,9 +82,10 @@ def replaced(path: Path, files: Files) -> Iterator[BinaryIO]:
 
     Raises:
         InvalidRequest: There can't be such a file.
+        NotAStore: The symbolic links of the path form a loop.
         StoreFull, LogFailed: The disk is full or failed.
     """
-    path = Path(os.path.realpath(path))
+    path = resolved(path)
     if path.exists() and not path.is_file():
         raise InvalidRequest("Only a regular file can be replaced; leave --to out for standard output.", path=path)
     unfinished = path.with_name(f".{path.name}.{uuid4().hex[:8]}{TEMPORARY}")
