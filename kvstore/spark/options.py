@@ -96,7 +96,7 @@ class Options:
             raise InvalidRequest("Unknown option.", unknown=unknown, options=NAMES)
         for name in ("path", "table"):
             if not options.get(name):
-                raise InvalidRequest(f"Option `{name}` is missing.", given=sorted(options))
+                raise InvalidRequest(f"Option `{name}` is missing or empty.", given=sorted(options))
         table, kind = _table(options["table"])
         both = "Options `{0}Offsets` and `{0}Timestamp` exclude each other; leave one out."
         for side in ("starting", "ending"):

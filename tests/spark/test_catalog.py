@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -395,6 +396,31 @@ def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, sto
 
 
 @pytest.mark.parametrize(
+    "engine",
+    [
+        "last_row",
+        "first_row",
+        kvstore.Versioned("n"),
+        kvstore.Aggregate({"n": "sum", "s": kvstore.listagg("; "), "m.x": "max"}),
+    ],
+)
+def test_what_show_create_table_says_creates_the_same_table(
+    spark: SparkSession, store_of_catalog: kvstore.Store, engine: Any
+) -> None:
+    columns = {"k": "int64 not null", "n": "int32", "s": "string", "m.x": "int64"}
+    table = store_of_catalog.create_table(
+        "t", columns, "k", merge_engine=engine, buckets=2, retention=dt.timedelta(days=3)
+    )
+    [(sql,)] = run(spark, "SHOW CREATE TABLE kv.t")
+    run(spark, str(sql).replace(".t (", ".u ("))
+    other = store_of_catalog["u"]
+    assert (other.schema, other.primary_key, other.options) == (table.schema, table.primary_key, table.options)
+
+
+KEYED = "CREATE TABLE kv.u (k bigint, n int, PRIMARY KEY (k))"
+
+
+@pytest.mark.parametrize(
     ("sql", "message"),
     [
         ("CREATE TABLE kv.t (k bigint)", "TABLE_OR_VIEW_ALREADY_EXISTS"),
@@ -408,6 +434,25 @@ def test_a_table_like_another_and_the_namespace_default(spark: SparkSession, sto
         ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('primary.key' = 'z')", "InvalidRequest"),
         ("ALTER TABLE kv.t SET TBLPROPERTIES ('bucket.num' = '3')", "property can't be changed"),
         ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('table.log.ttl' = '3 months')", "number and a unit"),
+        ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('table.log.ttl' = '99999999999 d')", "longer than any time"),
+        ("CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('option.bucket.num' = '2')", r"Unknown.*\['option\.bucket\.num"),
+        (
+            "CREATE TABLE kv.u (k bigint) TBLPROPERTIES ('primary.key' = 'k', 'primary-key' = 'z')",
+            r"`primary.key` is given twice.*given=\['k', 'z'\]",
+        ),
+        (f"{KEYED} TBLPROPERTIES ('fields.n.agg' = 'sum')", "for the engine `aggregation`.*columns=.'n'"),
+        (f"{KEYED} TBLPROPERTIES ('table.merge-engine.versioned.ver-column' = 'n')", "go together.*engine=last_row"),
+        (f"{KEYED} TBLPROPERTIES ('table.merge-engine' = 'versioned')", "go together.*engine=versioned"),
+        (f"{KEYED} TBLPROPERTIES ('table.merge-engine' = 'sums')", "versioned or aggregation.*given=sums"),
+        (
+            f"{KEYED} TBLPROPERTIES ('table.merge-engine' = 'aggregation', 'fields.n.listagg.delimiter' = ';')",
+            "for the function `listagg`.*columns=.'n'",
+        ),
+        ("CREATE OR REPLACE TABLE kv.t (k bigint) TBLPROPERTIES ('option.x' = '1')", "Unknown property"),
+        ("ALTER TABLE kv.t RENAME TO kv.lines", r"TABLE_OR_VIEW_ALREADY_EXISTS.*\.lines because"),
+        ("ALTER TABLE kv.t RENAME TO nope.t", "SCHEMA_NOT_FOUND.*`nope`"),
+        ("CREATE TABLE kv.`` (k bigint)", "`table` is missing or empty"),
+        ("ALTER TABLE kv.t UNSET TBLPROPERTIES ('table.delete.behavior')", "or unsets `table.log.ttl`"),
         ("CREATE TABLE kv.u (k bigint) USING parquet", "leave USING and LOCATION out"),
         ("CREATE TABLE kv.u (k bigint, CONSTRAINT c CHECK (k > 0))", "no constraint but PRIMARY KEY"),
         ("SELECT * FROM kv.nope", "TABLE_OR_VIEW_NOT_FOUND"),
@@ -420,6 +465,7 @@ def test_what_is_refused(spark: SparkSession, store_of_catalog: kvstore.Store, s
     with pytest.raises((AnalysisException, UnsupportedOperationException), match=f"(?s){message}"):
         run(spark, sql)
     assert store_of_catalog.list_tables() == ["lines", "t"]
+    assert store_of_catalog["t"].primary_key == ("k",)
 
 
 def test_the_directory_of_a_catalog_must_be_a_store(spark: SparkSession, tmp_path: Path) -> None:

@@ -61,8 +61,17 @@ def test_a_refusal_is_one_line_with_the_class_of_the_error(helper: tuple[subproc
         for _ in range(2):
             messages.send({"do": "load", "options": {"path": "/nowhere"}})
             assert messages.receive() == {
-                "error": "kvstore.errors.InvalidRequest: Option `table` is missing. given=['path']"
+                "error": "kvstore.errors.InvalidRequest: Option `table` is missing or empty. given=['path']"
             }
+
+
+def test_a_defect_is_named_in_the_answer_and_ends_the_conversation(helper: tuple[subprocess.Popen[str], Path]) -> None:
+    with connected(helper[1], TOKEN) as messages:
+        messages.receive()
+        messages.send({"do": "catalog"})
+        assert messages.receive()["error"].startswith("builtins.KeyError: 'path' (its traceback is in")
+        with pytest.raises(Broken):
+            messages.receive()
 
 
 def test_it_has_one_thread_when_it_forks(helper: tuple[subprocess.Popen[str], Path]) -> None:

@@ -302,7 +302,7 @@ def test_a_path_in_the_home_directory(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_path_that_is_no_store(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(AnalysisException, match=r"There is no store here; give `path`"):
         spark.read.format("kvstore").options(path=str(tmp_path), table="t").load()
-    with pytest.raises(AnalysisException, match="`path` is missing"):
+    with pytest.raises(AnalysisException, match="`path` is missing or empty"):
         spark.read.format("kvstore").option("table", "t").load()
 
 

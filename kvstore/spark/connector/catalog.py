@@ -6,7 +6,6 @@ Properties have the names that Fluss gives them; what Spark itself adds to a tab
 from __future__ import annotations
 
 import datetime as dt
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import pyarrow as pa
 from msgspec import structs
 from pyspark.sql.types import StringType, StructField, StructType
 
-from kvstore import Aggregate, Versioned
+from kvstore import Aggregate, Versioned, listagg
 from kvstore.errors import InvalidRequest, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.replica.client import ObjectStore
@@ -33,11 +32,12 @@ from logformat.catalog.edits import CreateTable, TableOptions
 
 KEY, BUCKETS, BUCKET_KEY = "primary.key", "bucket.num", "bucket.key"
 ENGINE, VERSION = "table.merge-engine", "table.merge-engine.versioned.ver-column"
-FUNCTION = re.compile("fields[.](.+)[.]agg")
+FUNCTION, DELIMITER = re.compile("fields[.](.+)[.]agg"), re.compile("fields[.](.+)[.]listagg[.]delimiter")
 IMAGE, DELETE, RETENTION = "table.changelog.image", "table.delete.behavior", "table.log.ttl"
 COMPRESSION, INCREMENT = "table.log.arrow.compression.type", "auto-increment.fields"
 ALTERABLE = (DELETE, RETENTION, COMPRESSION)
-NAMES = (KEY, BUCKETS, BUCKET_KEY, ENGINE, VERSION, "fields.<column>.agg", IMAGE, *ALTERABLE, INCREMENT)
+_OF_COLUMNS = ("fields.<column>.agg", "fields.<column>.listagg.delimiter")
+NAMES = (KEY, BUCKETS, BUCKET_KEY, ENGINE, VERSION, *_OF_COLUMNS, IMAGE, *ALTERABLE, INCREMENT)
 COLLATION = "collation"
 _SPARKS = frozenset(("provider", "owner", "comment", COLLATION, "location", "external", "is_managed_location"))
 _COMPRESSIONS = {"lz4_frame": "lz4", "lz4": "lz4", "zstd": "zstd", "none": None}
@@ -119,8 +119,7 @@ def _properties(
 ) -> dict[str, str]:
     shown = {"provider": "kvstore", BUCKETS: str(buckets), IMAGE: options.changelog_image}
     shown[DELETE], shown[COMPRESSION] = options.delete_behavior, options.compression or "none"
-    engine = options.merge_engine
-    shown[ENGINE] = engine if isinstance(engine, str) else json.dumps(engine)
+    shown |= _engine_properties(options.merge_engine)
     if key is not None:
         shown[KEY] = ",".join(key)
     if bucket_key is not None:
@@ -130,6 +129,24 @@ def _properties(
     if options.auto_increment is not None:
         shown[INCREMENT] = options.auto_increment
     return shown
+
+
+def _engine_properties(stored: Any) -> dict[str, str]:
+    """A merge engine as the catalog stores it, in the properties that create it."""
+    match stored:
+        case {"versioned": column}:
+            return {ENGINE: "versioned", VERSION: column}
+        case {"aggregate": functions}:
+            shown = {ENGINE: "aggregation"}
+            for column, function in functions.items():
+                match function:
+                    case {"listagg": delimiter}:
+                        shown |= {f"fields.{column}.agg": "listagg", f"fields.{column}.listagg.delimiter": delimiter}
+                    case _:
+                        shown[f"fields.{column}.agg"] = function
+            return shown
+        case _:
+            return {ENGINE: stored}
 
 
 def create(
@@ -327,7 +344,7 @@ def alter(path: str, name: str, changes: Iterable[Mapping[str, Any]]) -> None:
 def _unalterable(**what: object) -> UnsupportedOperation:
     return UnsupportedOperation(
         "A table can't be changed like this; nothing was changed. A statement adds columns, drops columns, renames "
-        "one, or sets properties; for anything else use CREATE OR REPLACE TABLE … AS SELECT.",
+        f"one, sets properties, or unsets `{RETENTION}`; for anything else use CREATE OR REPLACE TABLE … AS SELECT.",
         properties=ALTERABLE,
         **what,
     )
@@ -418,18 +435,31 @@ def _column_of(columns: StructType, case_sensitive: bool) -> Callable[[str], str
 
 
 def _known(given: Mapping[str, str], column_of: Callable[[str], str]) -> dict[str, str]:
-    """The properties that a store has, and their columns as the table writes them."""
-    wanted = {name.replace("primary-key", KEY): value for name, value in given.items() if name not in _SPARKS}
-    names_taken = {name for name in wanted if name in NAMES or FUNCTION.fullmatch(name) or name.startswith("option.")}
-    if unknown := sorted(set(wanted) - names_taken):
-        raise InvalidRequest("Unknown property of a table.", unknown=unknown, properties=NAMES)
-    for name in (KEY, BUCKET_KEY, VERSION, INCREMENT):
-        if name in wanted:
-            wanted[name] = ",".join(column_of(column.strip()) for column in wanted[name].split(","))
-    return {
-        f"fields.{column_of(match[1])}.agg" if (match := FUNCTION.fullmatch(name)) else name: value
-        for name, value in wanted.items()
-    }
+    """The properties that a store has, and their columns as the table writes them.
+
+    Raises:
+        InvalidRequest: One is unknown, or is given in two ways that differ.
+    """
+    wanted: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, value in given.items():
+        # Spark repeats what OPTIONS has under a second name.
+        if name in _SPARKS or (name.startswith("option.") and given.get(name.removeprefix("option.")) == value):
+            continue
+        if (match := FUNCTION.fullmatch(name)) or (match := DELIMITER.fullmatch(name)):
+            written = f"fields.{column_of(match[1])}{name[match.end(1) :]}"
+        else:
+            written = KEY if name == "primary-key" else name
+            if written not in NAMES or written in _OF_COLUMNS:
+                unknown.append(name)
+                continue
+        if written in (KEY, BUCKET_KEY, VERSION, INCREMENT):
+            value = ",".join(column_of(column.strip()) for column in value.split(","))
+        if wanted.setdefault(written, value) != value:
+            raise InvalidRequest(f"`{written}` is given twice; give one of them.", given=[wanted[written], value])
+    if unknown:
+        raise InvalidRequest("Unknown property of a table.", unknown=sorted(unknown), properties=NAMES)
+    return wanted
 
 
 def _altered(given: Mapping[str, str]) -> dict[str, Any]:
@@ -447,20 +477,43 @@ def _altered(given: Mapping[str, str]) -> dict[str, Any]:
         unit = match and _UNITS.get(match[2].lower())
         if match is None or unit is None:
             raise InvalidRequest(f"`{RETENTION}` is a number and a unit, such as `7 d`.", given=given[RETENTION])
-        settings["retention"] = dt.timedelta(**{unit: int(match[1])})
+        try:
+            settings["retention"] = dt.timedelta(**{unit: int(match[1])})
+        except OverflowError as error:
+            raise InvalidRequest(
+                f"`{RETENTION}` is longer than any time; leave it out to keep all changes.", given=given[RETENTION]
+            ) from error
     return settings
 
 
 def _engine(given: Mapping[str, str]) -> Any:
-    engine = given.get(ENGINE, "last_row").lower()
-    functions = {match[1]: value for name, value in given.items() if (match := FUNCTION.fullmatch(name))}
-    if engine == "versioned":
-        if VERSION not in given:
-            raise InvalidRequest(f"The engine `versioned` needs the property `{VERSION}`.")
+    """The merge engine, for :func:`new_table`.
+
+    Raises:
+        InvalidRequest: There is none of that name, or a property belongs to another one.
+    """
+    name = given.get(ENGINE, "last_row").lower()
+    functions = {match[1]: value for each, value in given.items() if (match := FUNCTION.fullmatch(each))}
+    delimiters = {match[1]: value for each, value in given.items() if (match := DELIMITER.fullmatch(each))}
+    if name not in ("last_row", "first_row", "versioned", "aggregation"):
+        raise InvalidRequest(f"`{ENGINE}` is last_row, first_row, versioned or aggregation.", given=given[ENGINE])
+    if (functions or delimiters) and name != "aggregation":
+        raise InvalidRequest(
+            f"Functions of columns are for the engine `aggregation`; give `{ENGINE}` = `aggregation`, too, or leave "
+            "them out.",
+            columns=sorted({*functions, *delimiters}),
+        )
+    if (VERSION in given) != (name == "versioned"):
+        raise InvalidRequest(
+            f"The engine `versioned` and the property `{VERSION}` go together; give both or neither.", engine=name
+        )
+    if name == "versioned":
         return Versioned(given[VERSION])
-    if engine == "aggregation":
-        return Aggregate(functions)
-    return engine
+    if name == "aggregation":
+        if others := sorted(column for column in delimiters if functions.get(column) not in ("listagg", "string_agg")):
+            raise InvalidRequest("A delimiter is for the function `listagg`; give both or neither.", columns=others)
+        return Aggregate(functions | {column: listagg(delimiter) for column, delimiter in delimiters.items()})
+    return name
 
 
 def _number(name: str, text: str) -> int:

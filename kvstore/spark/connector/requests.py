@@ -14,7 +14,7 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.scan import first_rows
 from kvstore.spark.connector import catalog, changes, writes
 from kvstore.spark.connector.filters import filters_of
-from kvstore.spark.connector.messages import Message, Messages
+from kvstore.spark.connector.messages import Broken, Message, Messages
 from kvstore.spark.connector.plans import decode, decode_schema, encode, encode_schema
 from kvstore.spark.connector.stream import follow
 from kvstore.spark.options import Options
@@ -31,8 +31,18 @@ def answer(request: Message, messages: Messages) -> None:
 
     Raises:
         Broken: The other end has closed.
+        Exception: Any other error, after it was answered: it is a defect, and its traceback is for the log.
     """
+    try:
+        _answer(request, messages)
+    except Broken:
+        raise
+    except Exception as error:
+        messages.send(_refusal(error, " (its traceback is in the standard error of Spark's process on this host)"))
+        raise
 
+
+def _answer(request: Message, messages: Messages) -> None:
     def run() -> Message:
         match request["do"]:
             case "load":
@@ -73,10 +83,14 @@ def answer(request: Message, messages: Messages) -> None:
         try:
             reply = run()
         except StoreError as error:
-            reply = {"error": f"{type(error).__module__}.{type(error).__name__}: {error}"}
+            reply = _refusal(error)
         messages.send(reply)
 
     answered(run)
+
+
+def _refusal(error: Exception, more: str = "") -> Message:
+    return {"error": f"{type(error).__module__}.{type(error).__name__}: {error}{more}"}
 
 
 def _load(request: Message) -> Message:

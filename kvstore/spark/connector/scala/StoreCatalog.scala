@@ -195,10 +195,11 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog with Support
   override def renameTable(table: Identifier, to: Identifier): Unit = {
     // Spark takes the catalog's name in `RENAME TO kv.new` for a namespace.
     val within = if (to.namespace.headOption.contains(catalog)) to.namespace.tail else to.namespace
-    val newName = nameOf(Identifier.of(within, to.name))
+    check(within)
     named(table) { name =>
-      if (!newName.equalsIgnoreCase(name) && inOtherCase(newName).nonEmpty) throw new TableAlreadyExistsException(to)
-      ask("rename", name, ("table" -> name) ~ ("name" -> newName))
+      if (!to.name.equalsIgnoreCase(name) && inOtherCase(to.name).nonEmpty) throw new TableAlreadyExistsException(to)
+      try ask("rename", name, ("table" -> name) ~ ("name" -> to.name))
+      catch { case refused: Refused if refused.isA("TableExists") => throw new TableAlreadyExistsException(to) }
     }
   }
 
