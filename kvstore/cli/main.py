@@ -245,7 +245,7 @@ _command_line = typer.main.get_command(app)
 
 
 def main() -> None:
-    """Run the command; errors of the store become one line and an exit code."""
+    """Run the command; errors of the store, and of the disk, become one line and an exit code."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # it was closed; the next file that is opened would take its place
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
@@ -254,3 +254,7 @@ def main() -> None:
     except StoreError as error:
         print(f"kvstore: {plain(str(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InvalidRequest) else 1)
+    except OSError as error:  # of a file that can't be read, or of standard output
+        where = "" if error.filename is None else f" path={error.filename}"
+        print(f"kvstore: {plain(f'{error.strerror or error}.{where}')}", file=sys.stderr)
+        sys.exit(1)

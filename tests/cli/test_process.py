@@ -88,6 +88,22 @@ def test_a_full_standard_output_is_one_line(store: Path, command: str) -> None:
     assert "standard output" in done.stderr
 
 
+def test_what_the_system_refuses_besides_is_one_line(tmp_path: Path) -> None:
+    fine("init", tmp_path / "s")
+    fine("create", tmp_path / "s", "t", "--column", "k:int64", "--key", "k")
+    fine("upsert", tmp_path / "s", "t", given='{"k": 1}')
+    for segment in (tmp_path / "s").glob("tables/*/*/log/*.log"):
+        segment.with_suffix(".index").unlink(missing_ok=True)
+        segment.with_suffix(".index").mkdir()
+    for line, said in (
+        ("kv --help > /dev/full", "kvstore: No space left on device.\n"),
+        ('kv export "$1" t --changelog --format csv > /dev/null', "kvstore: "),
+    ):
+        done = shell(line, tmp_path / "s")
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        assert done.stderr.startswith(said)
+
+
 def test_streams_that_are_closed_are_empty(store: Path, tmp_path: Path) -> None:
     kvstore.open(tmp_path / "s").create_table("t", pa.schema([pa.field("k", pa.int64(), False)]), "k")
     for line, code in (
