@@ -25,6 +25,7 @@ from kvstore.bucket.ownership import BucketOwnership
 from kvstore.bucket.reading.reader import BucketReader
 from kvstore.bucket.snapshots.snapshot import Snapshot
 from kvstore.bucket.turn import Hold
+from kvstore.disk import lock
 from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
 from kvstore.errors import (
@@ -520,17 +521,16 @@ class BucketHandle:
     def _owner(self, is_sent: Callable[[], bool], *, waits: bool = True) -> BucketEngine | None:
         """The engine; None if another process owns the bucket, and the request was sent to it."""
         try:
-            was_recovered = False
+            deadline = self._clock.monotonic() + lock.RECOVERY_WAIT_SECONDS
             while not is_sent():
                 try:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
-                    is_recovered = self._of_lock(BucketOwnership.is_written) is None
-                    if is_recovered and was_recovered:
-                        raise  # that process does not finish
-                    was_recovered = is_recovered
-                    if not is_recovered:
+                    # A process that only asks for the bucket looks like one that recovers it, for a moment.
+                    if self._of_lock(BucketOwnership.is_written) is not None:
                         self._other.meet(self, refused)
+                    elif self._clock.monotonic() >= deadline:
+                        raise  # that process does not finish
         except TooLarge:
             return self._taken_over()
         return None
@@ -538,9 +538,9 @@ class BucketHandle:
     @uninterrupted
     def _taken_over(self) -> BucketEngine:
         """The engine, once the owner has handed the bucket over, as for a commit over several buckets."""
-        lock = self._context.commit_lock
+        commit_lock = self._context.commit_lock
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
-        with lock.held(), lock.wanting():
+        with commit_lock.held(), commit_lock.wanting():
             while True:
                 try:
                     return self._become_writer(waits=False)

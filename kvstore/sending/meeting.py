@@ -41,6 +41,10 @@ _NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 Bucket = tuple[TableId, BucketId]
 
 
+class NotMet(Exception):
+    """The owner of a bucket has not connected."""
+
+
 class MeetingPlace:
     """The directory in which the senders of a store wait for owners.
 
@@ -55,12 +59,13 @@ class MeetingPlace:
         self._refusals: dict[str, int] = {}
 
     def owner_of(self, table: TableId, bucket: BucketId, is_owned: Callable[[], bool]) -> socket.socket | None:
-        """Wait until the owner of a bucket has connected; None if it has not, or the bucket has no owner any more.
+        """Wait until the owner of a bucket has connected; None if the bucket has no owner any more.
 
         Args:
             is_owned: Whether another process owns the bucket; asked again and again.
 
         Raises:
+            NotMet: It has not connected within :data:`MEET_SECONDS`.
             StoreFull, LogFailed: The disk refuses.
         """
         deadline = self._clock.monotonic() + MEET_SECONDS
@@ -84,7 +89,7 @@ class MeetingPlace:
                 finally:
                     with suppress(FileNotFoundError):
                         self._files.remove(self.path / name)
-        return None
+        raise NotMet
 
     def waiting(self) -> list[tuple[str, Bucket]]:
         """Names of senders that wait, and the buckets that they want."""

@@ -55,7 +55,7 @@ from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
-from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace
+from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace, NotMet
 from kvstore.sending.requests import Condition
 from kvstore.sending.slots import Slot, Slots
 from logformat import paths
@@ -244,12 +244,13 @@ class Sender:
             StoreLocked: The owner takes no requests.
         """
         identity = self._context.paths.identity
-        connection = None
-        if self._owner_takes_requests(handle):
+        try:
+            if not self._owner_takes_requests(handle):
+                return None
             connection = self._place.owner_of(identity.table_id, identity.bucket_id, handle.is_owned_elsewhere)
+        except NotMet:
+            raise StoreLocked(TAKES_NO_REQUESTS, **refused.where) from refused
         if connection is None:
-            if handle.is_owned_elsewhere():
-                raise StoreLocked(TAKES_NO_REQUESTS, **refused.where) from refused
             return None
         try:
             return self._greeted(handle, connection)
@@ -258,10 +259,17 @@ class Sender:
             raise
 
     def _owner_takes_requests(self, handle: ThisBucket) -> bool:
+        """Whether the owner does; False if the bucket has no owner any more.
+
+        Raises:
+            NotMet: It does not.
+        """
         deadline = self._clock.monotonic() + _HINT_SECONDS
         while not takes_requests(self._context.paths.directory / paths.LOCK_FILE):
-            if self._clock.monotonic() >= deadline or not handle.is_owned_elsewhere():
+            if not handle.is_owned_elsewhere():
                 return False
+            if self._clock.monotonic() >= deadline:
+                raise NotMet
             pause()  # it may just have taken the lock, and not have said so yet
         return True
 

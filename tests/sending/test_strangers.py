@@ -22,6 +22,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket.handle import BucketHandle
+from kvstore.bucket.ownership import BucketOwnership
 from kvstore.clock import SystemClock
 from kvstore.commit import coordinator
 from kvstore.disk.files import Files
@@ -237,6 +239,34 @@ def test_an_owner_that_is_stopped_is_waited_for_and_then_named(
         found = {row["k"] for row in rows_of(table)}
         assert found - {2} == {0, 1, 4, 5, 6, 7}
         assert store.check()
+
+
+def test_processes_that_ask_for_the_bucket_at_once_are_not_taken_for_one_that_recovers_it(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold the lock of a recovery for a moment; that of its owner is held all the time."""
+    looks, is_written = [None] * 5, BucketOwnership.is_written
+
+    def look(ownership: BucketOwnership) -> bool | None:
+        return looks.pop() if looks else is_written(ownership)
+
+    monkeypatch.setattr(BucketOwnership, "is_written", look)
+    with kvstore.open(store_path) as store:
+        store.table("t").upsert({"k": 1, "v": "met", "n": 1})
+        assert looks == []
+        assert store.table("t").bucket(0).handle.is_owned_elsewhere()
+
+
+def test_a_bucket_that_gets_another_owner_while_the_first_is_looked_for(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, is_owned = [False], BucketHandle.is_owned_elsewhere
+    hints, takes_requests = [False], sender.takes_requests
+    monkeypatch.setattr(BucketHandle, "is_owned_elsewhere", lambda handle: looks.pop() if looks else is_owned(handle))
+    monkeypatch.setattr(sender, "takes_requests", lambda path: hints.pop() if hints else takes_requests(path))
+    with kvstore.open(store_path) as store:
+        store.table("t").upsert({"k": 1, "v": "met", "n": 1})
+        assert looks == hints == []
 
 
 @pytest.mark.parametrize("has_met", [False, True])
