@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,35 @@ def test_a_task_queue_whose_workers_are_killed(store_path: Path) -> None:
         assert queue.join() == 0
     with kvstore.open(store_path) as store:
         assert store.table("t")[0]["n"] == 12
+        assert store.check()
+
+
+def come_and_go(pipe: Pipe, path: Path, rounds: int) -> None:
+    """Open the store, write and close, together with others."""
+    for number in range(rounds):
+        pipe.recv()
+        with kvstore.open(path) as store:
+            for n in range(3):
+                store.table("t").increment(0, {"n": 1})
+                store.table("t").upsert({"k": number + 1, "v": "x", "n": n})
+        pipe.send("closed")
+
+
+def test_processes_that_all_come_and_go_at_once(store_path: Path) -> None:
+    """Each becomes the owner, or meets one that may be about to close, and is not refused."""
+    create(store_path)
+    rounds = 6
+    with kvstore.open(store_path) as store:
+        store.table("t").upsert({"k": 0, "v": "x", "n": 0})
+    with ExitStack() as stack:
+        children = [stack.enter_context(Child(come_and_go, store_path, rounds)) for _ in range(8)]
+        for _ in range(rounds):
+            for child in children:
+                child.say("go")
+            assert [child.hear() for child in children] == ["closed"] * 8
+    with kvstore.open(store_path) as store:
+        assert store.table("t")[0]["n"] == 8 * rounds * 3
+        assert store.table("t").count() == 1 + rounds
         assert store.check()
 
 
