@@ -115,7 +115,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._presence.show()
+        self._of_lock(self._presence.show)
         send = partial(self._other.send, request, here=here)
         while (engine := self.engine or self._owner(send, waits=waits)) is not None:
             if self._submitted(engine, engine.committer.submit, request, here=here):
@@ -186,7 +186,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._presence.show()
+        self._of_lock(self._presence.show)
         if self.engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
             self._other.wait()
         else:
@@ -382,7 +382,7 @@ class BucketHandle:
             StoreLocked: Another process writes the bucket. Nothing was changed.
             StoreFull, LogFailed: The disk refuses.
         """
-        self._presence.show()
+        self._of_lock(self._presence.show)
         while True:
             self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
@@ -451,7 +451,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._presence.show()
+        self._of_lock(self._presence.show)
         if self.engine is None:
             self._owner(lambda: self._other.is_met)
 
@@ -527,7 +527,7 @@ class BucketHandle:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
                     # A process that only asks for the bucket looks like one that recovers it, for a moment.
-                    if self._of_lock(BucketOwnership.is_written) is not None:
+                    if self._of_lock(self._ownership.is_written) is not None:
                         self._other.meet(self, refused)
                     elif self._clock.monotonic() >= deadline:
                         raise  # that process does not finish
@@ -551,11 +551,11 @@ class BucketHandle:
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""
-        return self.engine is None and self._of_lock(BucketOwnership.is_written) is not False
+        return self.engine is None and self._of_lock(self._ownership.is_written) is not False
 
-    def _of_lock(self, ask: Callable[[BucketOwnership], T]) -> T:
+    def _of_lock(self, ask: Callable[[], T]) -> T:
         try:
-            return ask(self._ownership)
+            return ask()
         except CorruptData:
             self._context.catalog.definition()  # a dropped table is the cause to report
             raise
@@ -581,7 +581,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.paths.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self.engine is None and self._of_lock(BucketOwnership.try_take):
+                if self.engine is None and self._of_lock(self._ownership.try_take):
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()

@@ -33,6 +33,7 @@ from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.watch import wake_all
 from kvstore.errors import (
     Conflict,
+    CorruptData,
     InvalidRequest,
     NoSuchTable,
     NotAStore,
@@ -435,9 +436,20 @@ class StoreRuntime:
     def drop_table(self, name: str) -> None:
         """Remove a table; see :meth:`kvstore.Store.drop_table`."""
         definition = self.definition(name)
-        table = self.open_table(definition)
-        with table.lock.held(), self._dropping(table):
-            self._journal.append(lambda state: self._table_files.before(state, DropTable(table_id=definition.id)))
+
+        def decide(state: CatalogState) -> DropTable:
+            _check_listed(state, definition)
+            edit = DropTable(table_id=definition.id)
+            self._table_files.before(state, edit)
+            return edit
+
+        try:
+            table = self.open_table(definition)
+            with table.lock.held(), self._dropping(table):
+                self._journal.append(decide)
+        except CorruptData:
+            _check_listed(self.catalog(), definition)  # a dropped table is the cause to report
+            raise
         self._forget(definition.id, table)
 
     @contextmanager
@@ -715,3 +727,8 @@ def _forget_parent() -> None:
 _inherited: list[StoreRuntime] = []
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _check_listed(state: CatalogState, definition: TableDefinition) -> None:
+    if definition.id not in state.tables:
+        raise NoSuchTable("Another process has dropped the table.", table=definition.name)
