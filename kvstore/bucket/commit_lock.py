@@ -11,14 +11,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
 from kvstore.disk.lock import Presence, ProcessLock, is_locked
-from kvstore.errors import StoreLocked
+from kvstore.errors import CorruptData, StoreLocked
 from kvstore.process.calls import check_caller
 from logformat import paths
 from logformat.ids import TableId
@@ -37,13 +37,22 @@ class CommitLock:
 
     Args:
         store: Directory of the store.
+        check_listed: Called when the table's directory is missing; raises NoSuchTable if the table was dropped.
 
     Attributes:
         wanted: Whether this process holds the lock and asks for buckets.
         presence: Shared lock of processes that write single buckets of the table.
     """
 
-    def __init__(self, store: Path, table: TableId, files: Files, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: Path,
+        table: TableId,
+        files: Files,
+        clock: Clock,
+        check_listed: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._check_listed = check_listed
         self._path = paths.commit_lock(store, table)
         self._wanted_file = paths.wanted_file(store, table)
         self.wanted = False
@@ -59,10 +68,11 @@ class CommitLock:
 
         Raises:
             StoreLocked: Another commit did not end within ``COMMIT_WAIT_SECONDS``.
+            NoSuchTable: The table was dropped.
         """
         deadline = self._clock.monotonic() + COMMIT_WAIT_SECONDS
         with self.held_here(deadline):
-            while not self._processes.try_acquire():
+            while not self._is_taken():
                 if self._clock.monotonic() >= deadline:
                     self._processes.acquire()
                     break
@@ -71,6 +81,13 @@ class CommitLock:
                 yield
             finally:
                 self._processes.release()
+
+    def _is_taken(self) -> bool:
+        try:
+            return self._processes.try_acquire()
+        except CorruptData:
+            self._check_listed()
+            raise
 
     @contextmanager
     def held_here(self, deadline: float | None = None, *, waits: bool = True) -> Iterator[bool]:
@@ -108,7 +125,11 @@ class CommitLock:
     def wanting(self) -> Iterator[None]:
         """Ask the process that writes the table's buckets for them; this process holds the lock."""
         with refusals(self._wanted_file):
-            self._files.publish(self._wanted_file, b"")
+            try:
+                self._files.publish(self._wanted_file, b"")
+            except FileNotFoundError:
+                self._check_listed()
+                raise
         self.wanted = True
         try:
             yield

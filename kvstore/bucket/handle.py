@@ -30,6 +30,7 @@ from kvstore.disk.environment import open_environment
 from kvstore.disk.files import refusals
 from kvstore.errors import (
     CorruptData,
+    LogFailed,
     OffsetOutOfRange,
     StoreClosed,
     StoreFull,
@@ -115,7 +116,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._of_lock(self._presence.show)
+        self._unless_dropped(self._presence.show)
         send = partial(self._other.send, request, here=here)
         while (engine := self.engine or self._owner(send, waits=waits)) is not None:
             if self._submitted(engine, engine.committer.submit, request, here=here):
@@ -186,7 +187,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._of_lock(self._presence.show)
+        self._unless_dropped(self._presence.show)
         if self.engine is None and self._owner(lambda: self._other.is_met, waits=False) is None:
             self._other.wait()
         else:
@@ -242,6 +243,9 @@ class BucketHandle:
 
     def committed(self) -> IndexState:
         """State of the bucket that every process sees; cheap enough for frequent calls, since it commits nothing."""
+        return self._unless_dropped(self._committed)
+
+    def _committed(self) -> IndexState:
         with self._opening:
             if self.engine is not None:
                 self.engine.committer.check()
@@ -256,7 +260,7 @@ class BucketHandle:
             index = self._reading()
             state = self._reader.state_after(index.committed_state()) if self.engine is None else None
         self._readers.shrink()
-        return self.committed() if state is None else state
+        return self._committed() if state is None else state
 
     def shown(self) -> IndexState:
         """State of the bucket with every acknowledged change, once every process sees these changes."""
@@ -382,7 +386,7 @@ class BucketHandle:
             StoreLocked: Another process writes the bucket. Nothing was changed.
             StoreFull, LogFailed: The disk refuses.
         """
-        self._of_lock(self._presence.show)
+        self._unless_dropped(self._presence.show)
         while True:
             self.with_maintenance(Maintenance.copy_index)
             # No commit over several buckets counts on this engine meanwhile.
@@ -451,7 +455,7 @@ class BucketHandle:
         Raises:
             StoreLocked: Another process owns the bucket, and takes no requests.
         """
-        self._of_lock(self._presence.show)
+        self._unless_dropped(self._presence.show)
         if self.engine is None:
             self._owner(lambda: self._other.is_met)
 
@@ -527,7 +531,7 @@ class BucketHandle:
                     return self._become_writer(waits=waits)
                 except StoreLocked as refused:
                     # A process that only asks for the bucket looks like one that recovers it, for a moment.
-                    if self._of_lock(self._ownership.is_written) is not None:
+                    if self._unless_dropped(self._ownership.is_written) is not None:
                         self._other.meet(self, refused)
                     elif self._clock.monotonic() >= deadline:
                         raise  # that process does not finish
@@ -551,13 +555,18 @@ class BucketHandle:
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""
-        return self.engine is None and self._of_lock(self._ownership.is_written) is not False
+        return self.engine is None and self._unless_dropped(self._ownership.is_written) is not False
 
-    def _of_lock(self, ask: Callable[[], T]) -> T:
+    def _unless_dropped(self, ask: Callable[[], T]) -> T:
+        """What a call returns.
+
+        Raises:
+            NoSuchTable: The table was dropped, so that files are missing.
+        """
         try:
             return ask()
-        except CorruptData:
-            self._context.catalog.definition()  # a dropped table is the cause to report
+        except (CorruptData, LogFailed):
+            self._context.catalog.definition()
             raise
 
     def lock_identity(self) -> tuple[int, int] | None:
@@ -581,7 +590,7 @@ class BucketHandle:
                 self._ownership.check_open()  # the store's directory is held for as long as this does not refuse
                 with refusals(self.paths.directory):
                     commits = waits and self._context.commit_lock.held_elsewhere()
-                if self.engine is None and self._of_lock(self._ownership.try_take):
+                if self.engine is None and self._unless_dropped(self._ownership.try_take):
                     try:
                         engine = BucketEngine(self._context)
                         engine.begin()
@@ -641,7 +650,7 @@ class BucketHandle:
     def _newer(self, view: View) -> View | None:
         """A view with what the log has after it; None if the bucket was taken for writing since the view was opened."""
         with self._opening:
-            return self._reader.newer(view) if self.engine is None else None
+            return self._unless_dropped(partial(self._reader.newer, view)) if self.engine is None else None
 
     def ready_for(self, key: bytes) -> tuple[Index, bytes | None] | None:
         """The index, and what the log has of a key that the index lacks, empty if it was deleted.
@@ -649,12 +658,18 @@ class BucketHandle:
         None if another thread has taken the bucket for writing, or closed the index: the memtable may have the row.
         """
         with self._opening:
-            found = self._reader.found(key) if self.engine is None else None
+            try:
+                found = self._reader.found(key) if self.engine is None else None
+            except (CorruptData, LogFailed):
+                self._context.catalog.definition()  # as _unless_dropped(), which takes as long as all the rest
+                raise
         if found is not None:
             return found
         index = self._opened_reader()
         with self._opening:
-            return (index, self._reader.newest(key)) if self._reader.index is index else None
+            if self._reader.index is not index:
+                return None
+            return index, self._unless_dropped(partial(self._reader.newest, key))
 
     def _was_closed(self, index: Index) -> bool:
         """Whether an index was closed because others were opened, or was replaced, so that one may be opened again."""
@@ -679,7 +694,7 @@ class BucketHandle:
     @uninterrupted
     def _opened_reader(self) -> Index:
         with self._opening:
-            index = self._reading()
+            index = self._unless_dropped(self._reading)
         self._readers.shrink()
         return index
 

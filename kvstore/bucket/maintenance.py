@@ -71,6 +71,7 @@ class Maintenance:
         self._gate = gate
         self._look = threading.Event()
         self._working = threading.Lock()
+        self._beginning = threading.Lock()
         self._rested = 0.0
         self._warned: set[str] = set()
         self._thread: threading.Thread | None = None
@@ -82,9 +83,11 @@ class Maintenance:
         if self._gate.is_closed or not retention.can_expire(self._retention_ms(), self._options.log_bytes_max):
             return
         self._look.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
-            self._thread.start()
+        with self._beginning:
+            if self._thread is None and not self._gate.is_closed:
+                thread = threading.Thread(target=self._run, name="kvstore-maintenance", daemon=True)
+                thread.start()
+                self._thread = thread  # once it can be waited for
 
     def snapshot(self) -> Snapshot:
         """Take a snapshot of everything acknowledged; returns once it is durable.
@@ -168,8 +171,10 @@ class Maintenance:
         """End the running work, and begin no more."""
         self._gate.close()
         self._look.set()
-        if self._thread is not None:
-            self._thread.join()
+        with self._beginning:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         with self._working:
             pass  # a caller that asked for a snapshot has it, or its error
 

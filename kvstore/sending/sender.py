@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,6 +40,7 @@ from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS, NotAnswered, ThisBucket,
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
     LogFailed,
+    NoSuchTable,
     NotAcknowledged,
     OutOfOrderSequence,
     StoreClosed,
@@ -665,7 +667,13 @@ class Sender:
         error: StoreError
         if sent.slot is not None:
             sent.slot.is_spoiled = True
-        if sent.slot is not None or sent.transaction is not None:
+        if isinstance(reason, NoSuchTable) and sent.transaction is None:
+            error = copy(reason)  # whatever was written went with the table
+        elif sent.transaction is None and (sent.asks or sent.request is None):
+            error = Unavailable(
+                "The process that owns the bucket has not answered, and nothing was written; try again.", **where
+            )
+        elif sent.slot is not None or sent.transaction is not None:
             error = NotAcknowledged(
                 "These rows were sent to the process that owns the bucket, and it has not answered; they may be"
                 " written. Read the table before you send them again.",

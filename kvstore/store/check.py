@@ -22,6 +22,7 @@ from kvstore.disk.files import read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import (
     CorruptData,
+    NoSuchTable,
     NotAStore,
     OffsetOutOfRange,
     OutOfOrderSequence,
@@ -35,6 +36,7 @@ from kvstore.indexing.unique import duplicate
 from kvstore.log.segments import FoundBatch
 from kvstore.log.writer_state import WriterStates, uncounted_after
 from kvstore.meta.state import TableDefinition
+from kvstore.meta.table_catalog import TableCatalog
 from kvstore.read.scan import SCAN_ROWS
 from kvstore.request.row_layout import layout_of
 from logformat import paths
@@ -93,16 +95,16 @@ class CheckReport:
 
 
 def check_buckets(
-    parts: Sequence[tuple[BucketHandle, TableDefinition, BucketId]], progress: Callable[[int, int], object]
+    parts: Sequence[tuple[BucketHandle, TableCatalog, BucketId]], progress: Callable[[int, int], object]
 ) -> list[BucketReport]:
-    """Check buckets one after the other.
+    """Check buckets one after the other, but those of tables that are dropped meanwhile.
 
     Args:
         progress: Called with the approximate number of bytes that were verified, and of all.
     """
     sizes = [_log_bytes(handle) + _index_bytes(handle) for handle, *_ in parts]
     reports: list[BucketReport] = []
-    for number, (handle, definition, bucket) in enumerate(parts):
+    for number, (handle, catalog, bucket) in enumerate(parts):
         before, verified = sum(sizes[:number]), 0
 
         def add(size: int, before: int = before, limit: int = sizes[number]) -> None:
@@ -110,9 +112,21 @@ def check_buckets(
             verified = min(verified + size, limit)
             progress(before + verified, sum(sizes))
 
-        reports.append(check_bucket(handle, definition, bucket, add))
+        with suppress(NoSuchTable):
+            reports.append(_report(handle, catalog, bucket, add))
     progress(sum(sizes), sum(sizes))
     return reports
+
+
+def _report(
+    handle: BucketHandle, catalog: TableCatalog, bucket: BucketId, verified: Callable[[int], object]
+) -> BucketReport:
+    while True:
+        definition = catalog.definition()
+        report = check_bucket(handle, definition, bucket, verified)
+        # What is found in a table that is altered or dropped meanwhile may come of that.
+        if not report.findings or catalog.definition() == definition:
+            return report
 
 
 def _log_bytes(handle: BucketHandle) -> int:

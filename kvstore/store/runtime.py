@@ -224,9 +224,9 @@ class StoreRuntime:
         catalog = self.catalog()
         tables = sorted(catalog.tables.values(), key=lambda table: table.name)
         parts = [
-            (handle, table, BucketId(bucket))
-            for table in tables
-            for bucket, handle in enumerate(self.open_table(table).handles)
+            (handle, opened.catalog, BucketId(bucket))
+            for opened in map(self.open_table, tables)
+            for bucket, handle in enumerate(opened.handles)
         ]
         buckets = check_buckets(parts, progress)
         suspects = self._directories.unknown(catalog)
@@ -237,11 +237,16 @@ class StoreRuntime:
             what = "read" if isinstance(error, OSError) else "used"
             findings.append(f"table {catalog.tables[id].name}: the file TABLE can't be {what}: {error}")
         for table in tables if settles else ():
-            if open_commits := set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits):
+            left = set(now.writers_of(table.id).commits) & set(catalog.writers_of(table.id).commits)
+            deadline = self.clock.monotonic() + _ENDS_SECONDS
+            while left:
                 with suppress(StoreError):
                     self.open_table(table).commits.settle()
-                left = open_commits & set(self.catalog().writers_of(table.id).commits)
-                findings += [f"table {table.name}: commit {commit.commit_id} was not completed" for commit in left]
+                left &= set(self.catalog().writers_of(table.id).commits)
+                if self.clock.monotonic() >= deadline:
+                    break
+                pause()  # a process that lives ends its own
+            findings += [f"table {table.name}: commit {commit.commit_id} was not completed" for commit in left]
         return CheckReport(buckets, findings)
 
     def definition(self, name: str) -> TableDefinition:

@@ -114,7 +114,8 @@ def open_table(
     """
     table = definition.id
     catalog = TableCatalog(journal, table, definition.name, clock)
-    lock, staging = CommitLock(store, table, files, clock), Staging(store, table, files)
+    lock = CommitLock(store, table, files, clock, catalog.definition)
+    staging = Staging(store, table, files)
     contexts = [
         BucketContext(
             BucketPaths.of(store, store_id, table, BucketId(bucket)),

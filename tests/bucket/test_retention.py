@@ -6,6 +6,7 @@ import datetime as dt
 import errno
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -307,3 +308,24 @@ def test_retention_survives_in_the_catalog(store_path: Path) -> None:
 
 TestRetention = RetentionMachine.TestCase
 TestRetention.settings = slow(40, stateful_step_count=25)
+
+
+def test_a_store_is_closed_while_maintenance_begins(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beginning, start = threading.Event(), threading.Thread.start
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "kvstore-maintenance":
+            beginning.set()
+            time.sleep(0.2)  # the close below comes first, unless the machine is busy
+        start(thread)
+
+    store = kvstore.open(store_path)
+    table = store.create_table("t", SCHEMA, "k")
+    table.upsert([{"k": 1}])
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    altering = threading.Thread(target=store.alter_table, args=("t",), kwargs={"retention": dt.timedelta(days=1)})
+    start(altering)
+    assert beginning.wait(60)
+    store.close()
+    altering.join()
+    assert not [each for each in threading.enumerate() if each.name == "kvstore-maintenance"]
