@@ -209,6 +209,10 @@ class Controller:
             running = self._running = self.start(task)
         try:
             answer = running.answer(WORKER_SECONDS)
+        except Unavailable as error:
+            if self._over:  # the close has ended it
+                raise self._closed() from error
+            raise
         finally:
             with self._mutex:
                 self._running = None

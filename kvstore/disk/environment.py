@@ -292,6 +292,7 @@ class Environment:
         Raises:
             LogFailed: The last step of an earlier commit failed on the disk: reopen the environment to write again.
             UnsupportedOperation: The environment may only be read.
+            StoreClosed: The environment was closed.
             OutOfAddressSpace: The map of another process's size, or the transaction, can't be had.
         """
         self.check_process()
@@ -304,7 +305,9 @@ class Environment:
                 with self._mutex:
                     self._adopt_size()
                 return self._env.begin(write=True)
-        except (lmdb.PanicError, lmdb.MemoryError) as error:
+        except lmdb.Error as error:
+            if self._users and not isinstance(error, (lmdb.PanicError, lmdb.MemoryError)):
+                raise
             raise self._named(error) from error
 
     def sync(self) -> None:

@@ -40,8 +40,7 @@ class _Held:
         self.descriptor = descriptor
         self.identity = _identity(os.fstat(descriptor))
         self.users = 1
-        self.close = weakref.finalize(self, os.close, descriptor)
-        self.close.atexit = False
+        weakref.finalize(self, os.close, descriptor).atexit = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +234,9 @@ class HeldDirectory:
             return directories
 
     def close(self) -> None:
-        """Close all directories; no thread may use the store any more."""
+        """Let all directories go: each is closed, once no thread looks up a name in it."""
         with self._mutex:
-            held, self._held = self._held, {}
-            for each in held.values():
-                each.close()
+            self._held = {}
 
 
 def _identity(status: os.stat_result) -> Identity:

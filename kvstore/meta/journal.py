@@ -32,7 +32,15 @@ from kvstore.disk.environment import Transaction, open_environment
 from kvstore.disk.files import Files
 from kvstore.disk.lmdb_files import write_refusal
 from kvstore.disk.lock import EditLock
-from kvstore.errors import CorruptImage, StoreError, StoreFull, StoreReplaced, UnsupportedOperation, WriterFenced
+from kvstore.errors import (
+    CorruptImage,
+    StoreClosed,
+    StoreError,
+    StoreFull,
+    StoreReplaced,
+    UnsupportedOperation,
+    WriterFenced,
+)
 from kvstore.meta.image import TXID_MAX, Image, Images
 from kvstore.meta.journal_segments import check_name, needed_segments, segment_name, segments_of
 from kvstore.meta.leadership import Leadership
@@ -117,6 +125,7 @@ class Journal:
         self.base: Txid | None = None
         self.store_id = store_id
         self._leadership = leadership
+        self._is_closed = False
         self._listeners: list[JournalListener] = []
         self._files = files
         self._looks = 0
@@ -211,6 +220,7 @@ class Journal:
         """
         self.check_leads()
         with self._mutex:
+            self._check_open()
             self._waiting += _several(decide(self._with_waiting()))
             self._known = -1, self._state
             self._wake_later()
@@ -391,6 +401,7 @@ class Journal:
                 if self._timer is not None:
                     self._timer.cancel()
                 self._waiting.clear()
+                self._is_closed = True
                 self._environment.close()
 
     def _notify(self, txid: Txid) -> None:
@@ -401,7 +412,12 @@ class Journal:
     def _editing(self) -> Iterator[None]:
         """The state of the catalog, to be changed; no other process edits it."""
         with self._edit_lock.held(), self._mutex:  # in this order: other threads read while this one waits
+            self._check_open()
             yield
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoreClosed("The store was closed; open it again.", path=self._environment.directory)
 
     def _add_waiting(self) -> None:
         """Add the edits that wait in memory."""

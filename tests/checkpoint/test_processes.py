@@ -256,7 +256,7 @@ def test_closing_ends_a_worker_that_takes_too_long(catalog: Catalog, monkeypatch
     catalog.append(1)
     assert started.wait(600)
     controller.close()
-    assert isinstance(controller.failure, Unavailable)
+    assert isinstance(controller.failure, StoreClosed)
     with pytest.raises(StoreClosed):
         controller.checkpoint()
     catalog.append(10)
