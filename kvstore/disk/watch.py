@@ -48,11 +48,12 @@ class Watch:
         file: Its name.
     """
 
+    _is_open = False  # also of one that a handler of signals left half made
+
     def __init__(self, directories: Iterable[Path], file: str) -> None:
         self._directories = list(directories)
         self._file = os.fsencode(file)
         self._wake = _Wake()
-        self._is_open = False
 
     def open(self) -> bool:
         """Watch from now on, if that is not so already; False if it can't be."""

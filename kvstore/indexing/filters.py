@@ -222,7 +222,7 @@ def _known(function: str, operands: Sequence[_Operand], options: Any, schema: pa
         case [_Column(name)] if function == "invert" and _type_of(name, schema) == pa.bool_():
             return _one_of(name, pa.array([False]), schema)
         case [_Column(name)] if function in _PREFIXED and not options.field("ignore_case")[0].as_py():
-            return _beginning(name, options.field("pattern")[0].as_py(), schema, is_like=function == "match_like")
+            return _beginning(name, options.field("pattern")[0], schema, is_like=function == "match_like")
     return _UNKNOWN
 
 
@@ -272,8 +272,11 @@ def _one_of(name: str, values: pa.Array, schema: pa.Schema, function: str | None
     return _Part({name: Condition(name, exact.unique())}, comparisons or None)
 
 
-def _beginning(name: str, pattern: Any, schema: pa.Schema, *, is_like: bool) -> _Part:
-    text = pattern.decode() if isinstance(pattern, bytes) else pattern
+def _beginning(name: str, pattern: pa.StringScalar, schema: pa.Schema, *, is_like: bool) -> _Part:
+    try:
+        text = pattern.as_buffer().to_pybytes().decode()
+    except UnicodeDecodeError:  # for a column of bytes: Arrow writes every pattern as text
+        return _UNKNOWN
     if is_like:
         text = text[: min((place for sign in "%_\\" if (place := text.find(sign)) >= 0), default=len(text))]
     if not text or not pa.types.is_string(_type_of(name, schema)):

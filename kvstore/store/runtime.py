@@ -665,7 +665,7 @@ def _identity_found(path: Path, files: Files, clock: Clock, *, read_only: bool) 
             # The process that created it may have died, or failed, before its name was durable.
             files.sync_directory(path)
         return store
-    if path.is_file():
+    if path.exists() and not path.is_dir():
         raise NotAStore("This is a file; a store is a directory.", path=path)
     if (path / paths.UNFINISHED_BACKUP).exists():
         raise NotAStore(

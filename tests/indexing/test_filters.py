@@ -185,6 +185,17 @@ def test_a_filter_is_searched_for_by_an_index(store: kvstore.Store) -> None:
     )
 
 
+def test_a_beginning_of_bytes_that_are_no_text(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"id": "int64 not null", "b": "binary"}, "id", indexes={"by_b": "b"})
+    table.upsert([{"id": 1, "b": b"\xed\x9f\x01"}, {"id": 2, "b": b"ab"}])
+    filter = pc.starts_with(pc.field("b"), b"\xed\x9f")
+    assert table.scan(filter=filter).read_all().column("id").to_pylist() == [1]
+    assert table.explain(filter) == "scan of all rows"
+    assert [each.num_rows for each in table.changelog(filter=filter)] == [1]
+    table.delete(where=filter)
+    assert table.to_arrow().column("id").to_pylist() == [2]
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A table of one bucket and one of three, some rows of which are not merged."""
