@@ -314,8 +314,8 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
         return address_space.shortage(path)
     if error.errno in _TOO_MANY_OPEN:
         return LogFailed(
-            "Too many files are open; close some, or raise the limit (`ulimit -n`), and try again; if that does not help, "
-            "reopen the store. Each bucket has some.",
+            "Too many files are open; close some, or raise the limit (`ulimit -n`), and try again; if that does not help,"
+            " reopen the store. Each bucket has some.",
             path=path,
         )
     if error.errno in _FORBIDDEN:

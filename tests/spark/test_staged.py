@@ -21,6 +21,7 @@ import kvstore
 from kvstore.errors import (
     InvalidRequest,
     NoSuchTable,
+    OutOfOrderSequence,
     SchemaMismatch,
     StoreError,
     UnsupportedOperation,
@@ -343,3 +344,22 @@ def test_a_leader_whose_place_was_taken_is_not_written_by_spark_either(
         writer.commit([message])
     with kvstore.open(tmp_path / "s", read_only=True) as store:
         assert not rows_of(store.table("u"))
+
+
+def test_a_checkpoint_that_was_put_back_is_refused_before_its_rows_are_lost(store: kvstore.Store) -> None:
+    table = store.create_table("u", SCHEMA, "k")
+
+    def write(number: int, key: int, query: str = "q") -> None:
+        writer = stream_writer_of(store, writer="copy", takeover="true")
+        rows = pa.RecordBatch.from_pylist([{"k": key, "v": number}], SCHEMA)
+        writer.commit([writer.job.stage(iter([rows]), 0, number, query)], number)
+
+    for number in range(4):
+        write(number, number)
+    write(3, 3)  # Spark repeats only the last one
+    for number in (0, 2):
+        with pytest.raises(OutOfOrderSequence, match=f"older copy of it was put back.*batch={number} last_batch=3"):
+            write(number, 9)
+    write(4, 4)
+    write(0, 5, query="another")
+    assert sorted(row["k"] for row in rows_of(table)) == [0, 1, 2, 3, 4, 5]

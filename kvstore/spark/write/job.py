@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import StoreError
+from kvstore.errors import OutOfOrderSequence, StoreError
 from kvstore.request.sizes import of_size
 from kvstore.spark.read.address import TableAddress
 from kvstore.spark.write.changes import changes_of
@@ -98,6 +98,7 @@ class WriteJob:
         Raises:
             Conflict: A row that the statement changes has changed since it was read. Nothing was written.
             InvalidRequest: The statement writes a key twice. Nothing was written.
+            OutOfOrderSequence: A stream's batch is older than the last one of its query. Nothing was written.
             StoreError: Staged rows are missing or damaged. Nothing was written.
         """
         if writer is None:
@@ -106,6 +107,8 @@ class WriteJob:
         store = open_store(self.address.path)  # this store asks its replicas whether it is still the leader
         try:
             table = self.address.table_of(store)
+            if run is not None and writer is not None and epoch is not None:
+                _check_not_put_back(table, writer, run, epoch)
             confirm = None
             if self.statement is not None and parts:
                 parts, confirm = self.statement.decided(table, parts, self.address.schema_id)
@@ -132,6 +135,24 @@ class WriteJob:
         """Remove the files of tasks."""
         # A commit stages its rows by itself, so these files are obsolete whether or not it succeeded.
         remove(each.file for each in staged if each.file)
+
+
+def _check_not_put_back(table: Table, writer: str, run: str, epoch: int) -> None:
+    """Refuse a batch of a stream that is older than the last one, which Spark itself never repeats.
+
+    It would get the answer of the batch of that number, though Spark has put other rows into it.
+    """
+    known = table.writers.get(writer)
+    last = None if known is None or known.run != run else known.last_epoch
+    if last is not None and epoch < last:
+        raise OutOfOrderSequence(
+            "The checkpoint of this stream is older than the table: an older copy of it was put back, or another stream"
+            " goes on with a copy. Take the newest one; or begin with a new checkpoint, and another `writer` if it has"
+            " one, at the changes that the table lacks.",
+            writer=writer,
+            batch=epoch,
+            last_batch=last,
+        )
 
 
 def add_by_bucket(
