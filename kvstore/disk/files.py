@@ -314,7 +314,7 @@ def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
         return address_space.shortage(path)
     if error.errno in _TOO_MANY_OPEN:
         return LogFailed(
-            "Too many files are open; close some, or raise the limit (`ulimit -n`), and try again; if that does not help,"
+            "Too many files are open; close some, or raise the limit (`ulimit -n`), and try again. If the error stays,"
             " reopen the store. Each bucket has some.",
             path=path,
         )

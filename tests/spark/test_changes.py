@@ -294,6 +294,8 @@ def test_a_stream_of_changes_has_each_change_once(
         ({"deduplicationMode": "netChanges"}, "leave `deduplicationMode` and `computeUpdates` out"),
         ({"computeUpdates": "true"}, "leave `deduplicationMode` and `computeUpdates` out"),
         ({"startingVersion": "0", "endingVersion": "3"}, "has no end"),
+        ({"startingVersion": "2"}, "can't begin after the last commit"),
+        ({"startingTimestamp": "2999-01-01 00:00:00"}, "can't begin after the last commit"),
     ],
 )
 def test_a_stream_is_refused_where_spark_would_drop_rows(
@@ -307,6 +309,19 @@ def test_a_stream_is_refused_where_spark_would_drop_rows(
     store.create_table("t", SCHEMA, "k").upsert({"k": 1, "s": "a"})
     with pytest.raises(StreamingQueryException, match=f"UnsupportedOperation: A stream of CHANGES .*{message}"):
         streamed(spark, f"{kv[0]}.t", tmp_path / "checkpoint", **options)
+
+
+def test_the_range_of_changes_is_no_option_of_a_changelog(
+    spark: SparkSession, kv: tuple[str, Run], store: kvstore.Store
+) -> None:
+    store.create_table("t", SCHEMA, "k").upsert({"k": 1, "s": "a"})
+    for option in ("startingOffsets = 'latest'", "endingOffsets = '1'"):
+        with pytest.raises(AnalysisException, match="InvalidRequest: CHANGES has its range from FROM and TO"):
+            kv[1](f"SELECT k FROM kv.t CHANGES FROM VERSION 0 WITH ({option})")
+    with pytest.raises(AnalysisException, match="A version of this table is the first offset"):
+        kv[1]("SELECT k FROM kv.t CHANGES FROM VERSION 'true'")
+    frame = spark.read.option("startingVersion", "9").changes(f"{kv[0]}.t")  # a batch may be empty
+    assert frame.count() == 0
 
 
 def test_net_changes_need_the_rows_before(kv: tuple[str, Run], store: kvstore.Store) -> None:

@@ -13,7 +13,7 @@ from kvstore.spark.options import Kind, Options
 from kvstore.spark.read.address import found
 from kvstore.spark.read.store import StoreReads, changes_max
 from kvstore.spark.read.tasks import Pinned, ReadRange
-from kvstore.spark.read.versions import Bound, offsets_of, ranges_of
+from kvstore.spark.read.versions import Bound, is_ahead, offsets_of, ranges_of
 from kvstore.spark.types import spark_schema
 
 
@@ -34,6 +34,8 @@ def load(request: Message) -> Message:
         columns = spark_schema(address.stored())
         answer: Message = {"columns": columns.json(), "key": list(table.primary_key or ())}
         begins = offsets_of(table, start, is_start=True)
+        # A range may lie after the last commit; a stream from there would give what comes before its start.
+        answer["ahead"] = is_ahead(table, start, begins)
         try:
             ranges = ranges_of(table, start, end)
         except OffsetOutOfRange:

@@ -11,8 +11,9 @@ import json
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from kvstore.clock import SystemClock
 from kvstore.errors import InvalidRequest, OffsetOutOfRange
 from kvstore.spark.options import EPOCH
 from kvstore.table.table import Table
@@ -74,8 +75,8 @@ def offsets_of(table: Table, bound: Bound, *, is_start: bool) -> dict[int, int]:
         return dict.fromkeys(range(table.buckets), OFFSET_MAX)
     if isinstance(bound.place, int):
         milliseconds, rest = divmod(bound.place, 1000)
-        time = _time(milliseconds + (1 if skips or rest else 0))
-        ranges = table.offset_ranges(time) if is_start else table.offset_ranges(EARLIEST, time)
+        moment = _time(milliseconds + (1 if skips or rest else 0))
+        ranges = table.offset_ranges(moment) if is_start else table.offset_ranges(EARLIEST, moment)
         return {int(bucket): int(each[0 if is_start else 1]) for bucket, each in ranges.items()}
     if bound.place.strip().lower() == EARLIEST and is_start:
         return {int(bucket): int(log_start) for bucket, (log_start, _) in table.offsets().items()}
@@ -83,11 +84,22 @@ def offsets_of(table: Table, bound: Bound, *, is_start: bool) -> dict[int, int]:
     return {bucket: min(version + skips, OFFSET_MAX) for bucket, version in versions.items()}
 
 
+def is_ahead(table: Table, start: Bound, begins: Mapping[int, int]) -> bool:
+    """Whether a start is later than the end of the log in a bucket.
+
+    Args:
+        begins: What :func:`offsets_of` has of it.
+    """
+    if isinstance(start.place, int):
+        return start.place > SystemClock().now_ms() * 1000
+    return any(begins[int(bucket)] > end for bucket, (_, end) in table.offset_ranges().items())
+
+
 def _versions(text: str, buckets: int) -> dict[int, int]:
     try:
         given = json.loads(text)
         versions = given if isinstance(given, Mapping) else {0: given}
-        version_of = {int(bucket): operator.index(version) for bucket, version in versions.items()}
+        version_of = {int(bucket): _index(version) for bucket, version in versions.items()}
     except (ValueError, TypeError, RecursionError):
         version_of = {}
     if version_of == {0: 0}:
@@ -102,6 +114,12 @@ def _versions(text: str, buckets: int) -> dict[int, int]:
             buckets=buckets,
         )
     return version_of
+
+
+def _index(version: Any) -> int:
+    if isinstance(version, bool):
+        raise TypeError
+    return operator.index(version)
 
 
 def _time(milliseconds: int) -> dt.datetime:

@@ -33,11 +33,18 @@ class StoreChanges(table: ChangesTable, key: Array[NamedReference], whole: Map[S
 
   override def newScanBuilder(given: CaseInsensitiveStringMap): ScanBuilder = {
     val more = given.asCaseSensitiveMap.asScala.filterNot { case (name, _) => StoreChanges.sparks(name.toLowerCase) }
+    val ranges = more.keys.filter(name => StoreChanges.ranges(name.toLowerCase)).toSeq.sorted
+    if (ranges.nonEmpty) {
+      throw new Refused(
+        "kvstore.errors.InvalidRequest: CHANGES has its range from FROM and TO, or startingVersion and the like; leave " +
+          s"these options out. given=${ranges.mkString(", ")}", "read", table.name)
+    }
     new StoreScanBuilder(table.withOptions((whole ++ more).asJava))
   }
 }
 
 object StoreChanges {
+  private val ranges = Set("startingoffsets", "endingoffsets")
   private val sparks = Set("startingversion", "endingversion", "startingtimestamp", "endingtimestamp",
     "startingboundinclusive", "endingboundinclusive", "deduplicationmode", "computeupdates")
 
@@ -64,6 +71,7 @@ object StoreChanges {
     val refusal =
       if (isNet || context.computeUpdates) Some("A stream of CHANGES has every change: leave `deduplicationMode` and `computeUpdates` out.")
       else if (end != JNull) Some("A stream of CHANGES has no end: leave the ending version or timestamp out.")
+      else if (answer \ "ahead" == JBool(true)) Some("A stream of CHANGES can't begin after the last commit; leave the start out, or begin at the last commit.")
       else if (key.isEmpty) Some(s"A log table has no key: stream `$table$$changelog` instead of its CHANGES.")
       else None
     new StoreChanges(new ChangesTable(Loaded.read(answer), options.toMap.asJava, name, refusal), key, options.toMap)
