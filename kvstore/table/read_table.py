@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError, UnsupportedOperation
 from kvstore.history.versions import history_of
 from kvstore.indexing.conditions import conditions_of
 from kvstore.indexing.entries import columns_of
@@ -28,7 +28,7 @@ from kvstore.read.changelog import End, Start, changelog_schema
 from kvstore.read.changelog_reader import AsyncChanges, ChangelogReader
 from kvstore.read.follow import polled, range_between
 from kvstore.read.frames import html_of, pandas_frame, polars_frame, stream_of
-from kvstore.read.lookup import rows_of_keys, rows_of_prefix
+from kvstore.read.lookup import FOUND, rows_of_keys, rows_of_prefix
 from kvstore.read.ranges import Span, check_not_whole, prefix_row, span_of
 from kvstore.read.scan import check_filter, offset_as_of, rows_where, scan_schema
 from kvstore.read.time_travel import check_undoable
@@ -156,7 +156,10 @@ class ReadTable:
         return row
 
     def __contains__(self, key: Keys) -> bool:
-        return self.get(key) is not None
+        try:
+            return self.get(key) is not None
+        except UnsupportedOperation:  # Python may have no value for a time of the row, which is there all the same
+            return self.lookup([key]).column(FOUND)[0].as_py()
 
     def lookup(self, keys: Keys) -> pa.Table:
         """The rows of keys, one for each key, in order.

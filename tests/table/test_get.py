@@ -207,7 +207,9 @@ def test_a_scalar_of_arrow_is_a_key_though_python_has_no_such_value(open_store: 
     assert table.lookup([far[0]])["_found"].to_pylist() == [True]
     with pytest.raises(UnsupportedOperation, match="read the row as Arrow"):
         table.get(far[0])
+    assert far[0] in table
     table.delete(far[0])
+    assert far[0] not in table
     assert len(table) == 0
 
 
