@@ -306,13 +306,18 @@ def allocate(descriptor: int, length: int) -> None:
         size += os.pwrite(descriptor, bytes(length - size), size)
 
 
+def is_too_many_open(error: OSError) -> bool:
+    """Whether a file could not be opened since too many are open: it says nothing about the file, or the disk."""
+    return error.errno in _TOO_MANY_OPEN
+
+
 def refusal(error: OSError, path: Path) -> StoreFull | LogFailed:
     """The error of the store for an error of the disk."""
     if error.errno in _FULL:
         return StoreFull("No space on the disk; free some and try again.", path=path, reason=error.strerror)
     if error.errno == errno.ENOMEM:
         return address_space.shortage(path)
-    if error.errno in _TOO_MANY_OPEN:
+    if is_too_many_open(error):
         return LogFailed(
             "Too many files are open; close some, or raise the limit (`ulimit -n`), and try again. If the error stays,"
             " reopen the store. Each bucket has some.",

@@ -110,6 +110,9 @@ def open_lmdb(
     except lmdb.DiskError as error:
         raise StoreFull("No space on the disk; free some and try again.", path=directory) from error
     except lmdb.Error as error:
+        for code in (errno.EMFILE, errno.ENFILE):  # LMDB names the error in words only
+            if os.strerror(code) in str(error):
+                raise refusal(OSError(code, os.strerror(code)), directory) from error
         raise CorruptData(
             "LMDB can't read an environment; run `kvstore check`.", path=directory, reason=str(error)
         ) from error

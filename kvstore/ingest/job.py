@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Event
 from types import EllipsisType
@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from kvstore.arguments import integer_within, printable, shown
 from kvstore.disk.files import refusals
 from kvstore.disk.lock import ProcessLock
-from kvstore.errors import InvalidRequest
+from kvstore.errors import CorruptData, InvalidRequest
 from kvstore.ingest.engine import EmbeddedEngine, Engine
 from kvstore.ingest.records import Home, Record
 from kvstore.ingest.runner import Run, Runner
 from kvstore.meta.jobs import writer_of
 from kvstore.process.calls import uninterrupted
 from logformat import paths
-from logformat.catalog.edits import AlterJob, DropJob, DropWriter, PauseJob, ResumeJob
+from logformat.catalog.edits import AlterJob, AlterJobOptions, DropJob, DropWriter, PauseJob, ResumeJob
 from logformat.catalog.jobs import EndedTask, JobOptions, JobStatus
 from logformat.ids import OFFSET_MAX, JobId, TableId
 
@@ -125,7 +125,8 @@ class Job:
     def alter(self, *, offset: str | EllipsisType | None = ..., **options: Any) -> None:
         """Set the offset or options of a paused job.
 
-        A task that began before does not move the offset any more; if its rows were not applied yet, they never are.
+        If the offset is set, a task that began before does not move it any more; if its rows were not applied yet, they
+        never are. Without it, such a task goes on.
 
         Args:
             offset: The next run loads the files after this path, as :meth:`show` has it, even if they were loaded
@@ -136,15 +137,12 @@ class Job:
             InvalidRequest: The job was dropped or is not paused, or an argument is invalid. Nothing was changed.
         """
 
-        def altered(table: TableId, job: JobStatus) -> AlterJob:
-            new_offset = job.offset if isinstance(offset, EllipsisType) else checked_offset(offset)
-            return AlterJob(
-                table_id=table,
-                job_id=self._record.id,
-                version=job.version + 1,
-                offset=new_offset,
-                options=checked_options(job.options, options),
-            )
+        def altered(table: TableId, job: JobStatus) -> AlterJob | AlterJobOptions:
+            id, made = self._record.id, checked_options(job.options, options)
+            if isinstance(offset, EllipsisType):
+                return AlterJobOptions(table_id=table, job_id=id, options=made)
+            new_offset = checked_offset(offset)
+            return AlterJob(table_id=table, job_id=id, version=job.version + 1, offset=new_offset, options=made)
 
         self._record.edit(altered)
 
@@ -179,7 +177,13 @@ class Job:
         self._record.status()
         self._make_directory()
         lock = ProcessLock(self._directory / paths.LOCK_FILE, self._home.files)
-        with lock.taken("Another run of this job is active; wait until it ends, or stop it."):
+        with ExitStack() as taken:
+            try:
+                taken.enter_context(lock.taken("Another run of this job is active; wait until it ends, or stop it."))
+            except CorruptData:
+                self._record.status()  # a dropped job is the cause to report
+                raise
+            self._record.status()
             yield
 
 

@@ -14,12 +14,14 @@ from kvstore.meta.jobs import NEXT
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
 from kvstore.table.table import Table
-from logformat.catalog.edits import AboutJob, AlterJob, BeginTask, DropJob, PauseJob, ResumeJob
+from logformat.catalog.edits import AboutJob, AlterJob, AlterJobOptions, BeginTask, DropJob, PauseJob, ResumeJob
 from logformat.catalog.jobs import JobStatus
 from logformat.ids import JobId, TableId
 
+_NOT_PAUSED = "Only a paused job can be altered; pause it first."
 _REFUSED = {
-    AlterJob: "Only a paused job can be altered; pause it first.",
+    AlterJob: _NOT_PAUSED,
+    AlterJobOptions: _NOT_PAUSED,
     PauseJob: "The job is already pausing; it ends its task first.",
     ResumeJob: "The job is not paused.",
 }

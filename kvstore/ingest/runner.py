@@ -173,6 +173,7 @@ class Runner:
             except NotNow:
                 continue
             self._finish(job, source, read=read, total=total)
+            self._resumed(self._status())  # after a task that was void
             read += sum(file.size for file in files)
             worked = True
         return worked
@@ -188,11 +189,11 @@ class Runner:
         task = job.task
         assert task is not None
         try:
-            if not self._is_applied(task):
-                if task.version < job.version:
-                    self._record.edit(lambda table, now: self._failure(table, now, task, _VOID, wait_ms=0))
-                    return
-                self._apply(task, job, source, read=read, total=total)
+            if not self._is_applied(task) and (
+                task.version < job.version or not self._apply(task, job, source, read=read, total=total)
+            ):
+                self._record.edit(lambda table, now: self._failure(table, now, task, _VOID, wait_ms=0))
+                return
         except InvalidRequest as error:
             if error.where.get("committed"):
                 raise
@@ -216,7 +217,8 @@ class Runner:
         """Whether an earlier run has already applied the task."""
         return task.counts is not None and self._table().is_applied(writer_of(self._record.id), task.number)
 
-    def _apply(self, task: OpenTask, job: JobStatus, source: Source, *, read: int, total: int) -> None:
+    def _apply(self, task: OpenTask, job: JobStatus, source: Source, *, read: int, total: int) -> bool:
+        """Apply the rows of a task; False if the offset was set meanwhile, so that the task is void."""
         table = self._table()
         done = [read]
 
@@ -234,6 +236,8 @@ class Runner:
         )
         rows.check(job.options, rejected)
         changes = rows.together(reader.columns.schema)
+        if task.version < self._status().version:
+            return False
         result = table.apply_epoch(changes, writer=writer_of(self._record.id), epoch=task.number)
         if any(each.duplicated for each in result.by_bucket.values()):
             raise CorruptImage(
@@ -242,6 +246,7 @@ class Runner:
                 job=job.name,
                 task=task.number,
             )
+        return True
 
     def _end(self, table: TableId, now: JobStatus, task: OpenTask) -> EndTask:
         open_task = now.task or task

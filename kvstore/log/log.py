@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.disk.files import Files, refusal
+from kvstore.disk.files import Files, is_too_many_open, refusal
 from kvstore.errors import LogFailed, StoreError, StoreFull
 from kvstore.log.published import EndPublisher
 from kvstore.log.segment_writer import EncodedBatch, SegmentWriter, SparseIndexWriter, end_after, head_at
@@ -291,5 +291,5 @@ class Log:
     def _refused(self, error: OSError) -> StoreFull | LogFailed:
         self._files.verify()
         refused = refusal(error, self._directory)
-        self._failed = self._failed or isinstance(refused, LogFailed)
+        self._failed = self._failed or (isinstance(refused, LogFailed) and not is_too_many_open(error))
         return refused

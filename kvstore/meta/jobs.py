@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from logformat.catalog.edits import (
     AboutJob,
     AlterJob,
+    AlterJobOptions,
     BeginTask,
     CreateJob,
     DropJob,
@@ -45,9 +46,11 @@ NEXT: Mapping[tuple[JobState, type[AboutJob]], JobState] = {
     ("pausing", FailTask): "paused",
     ("pausing", ResumeJob): "running",
     ("pausing", AlterJob): "pausing",
+    ("pausing", AlterJobOptions): "pausing",
     ("paused", PauseJob): "paused",
     ("paused", ResumeJob): "waiting",
     ("paused", AlterJob): "paused",
+    ("paused", AlterJobOptions): "paused",
 }
 
 NO_JOBS: Jobs = {}
@@ -93,6 +96,8 @@ def job_after(job: JobStatus, edit: AboutJob, time_ms: int) -> JobStatus:
             if edit.version <= job.version:
                 return job
             return replace(job, state=state, version=edit.version, offset=edit.offset, options=edit.options)
+        case AlterJobOptions():
+            return replace(job, state=state, options=edit.options)
     raise AssertionError(edit)
 
 

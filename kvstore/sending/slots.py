@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -72,12 +73,20 @@ class Slots:
     def close(self) -> None:
         """Give all slots back."""
         with self._mutex:
-            for slot in self._slots:
+            while self._slots:
+                slot = self._slots.pop()
                 if not slot.is_spoiled and not slot.waiting:
-                    self._files.write(slot.descriptor, [memoryview(str(slot.writer_id).encode())], 0)
+                    self._give_back(slot)
                 fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
                 self._files.close(slot.descriptor)
-            self._slots.clear()
+
+    def _give_back(self, slot: Slot) -> None:
+        """Write the id of a slot for the next process; on a full disk that one gets another id."""
+        try:
+            self._files.write(slot.descriptor, [memoryview(str(slot.writer_id).encode())], 0)
+        except OSError:
+            with suppress(OSError):
+                self._files.truncate(slot.descriptor, 0)  # a part of the id would be another one
 
     def forget(self) -> None:
         """Close the files in a forked child, which leaves the slots to the parent."""

@@ -18,7 +18,7 @@ import pyarrow as pa
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
-from kvstore.disk.files import read_file
+from kvstore.disk.files import is_too_many_open, read_file
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import (
     CorruptData,
@@ -162,7 +162,8 @@ def check_bucket(
             start = handle.log.start()
             _check(handle, definition, start, report, verified)
         except OSError as error:
-            if error.errno is None:  # that of a handler of signals, such as TimeoutError
+            # That of a handler of signals, such as TimeoutError; or one that says nothing about the file.
+            if error.errno is None or is_too_many_open(error):
                 raise
             report.findings.append(f"{Path(str(error.filename or 'a file')).name} can't be read: {error.strerror}")
         except (CorruptData, NotAStore, OffsetOutOfRange, UnknownSchema) as error:

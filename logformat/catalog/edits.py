@@ -328,6 +328,15 @@ class AlterJob(Payload, frozen=True, kw_only=True):
     options: JobOptions
 
 
+class AlterJobOptions(Payload, frozen=True, kw_only=True):
+    """Changes the options of a job, and nothing else: a task that is open goes on."""
+
+    op: ClassVar[int] = 32
+    table_id: TableId
+    job_id: JobId
+    options: JobOptions
+
+
 class DropJob(Payload, frozen=True, kw_only=True):
     """Drops a job; its id is never reused."""
 
@@ -367,7 +376,9 @@ class AlterColumns(Payload, frozen=True, kw_only=True):
     options: TableOptions
 
 
-AboutJob: TypeAlias = BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | DropJob
+AboutJob: TypeAlias = (
+    BeginTask | ReadTask | EndTask | FailTask | PauseJob | ResumeJob | AlterJob | AlterJobOptions | DropJob
+)
 """Edits of an existing job."""
 
 PAYLOADS: dict[int, type[Payload]] = {
@@ -377,7 +388,7 @@ PAYLOADS: dict[int, type[Payload]] = {
         *(SetConsumer, DropConsumer, BeginEpoch),
         *(AddReplica, DropReplica, ReportReplica, FindReplica, LoseLead, TellReplica),
         *(CreateJob, BeginTask, ReadTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
-        *(RenameTable, AlterTable, AlterColumns),
+        *(RenameTable, AlterTable, AlterColumns, AlterJobOptions),
     )
 }
 

@@ -7,12 +7,14 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
 import kvstore
+from kvstore.disk.lock import ProcessLock
 from kvstore.errors import InvalidRequest, StoreLocked, TaskFailed, Unavailable
 from kvstore.ingest import reading, runner, tasks
 from kvstore.ingest.engine import EmbeddedEngine
@@ -202,6 +204,58 @@ def test_a_source_without_a_file_is_reported(
     job.resume()
     job.run()
     assert not caplog.text, "they came, and went since"
+
+
+def altered_in_its_task(job: kvstore.Job, **altered: Any) -> None:
+    """A run whose job is altered, as another process may do it, while the first task is read."""
+    done = []
+
+    def alter(read: int, _: int) -> None:
+        if read and not done:
+            done.append(read)
+            job.pause()
+            job.alter(**altered)
+            job.resume()
+
+    job.run(progress=alter)
+    assert done
+
+
+def test_options_that_are_altered_while_a_task_runs_load_no_file_twice(
+    store: kvstore.Store, job: kvstore.Job, source: Path
+) -> None:
+    for number in (1, 2, 3):
+        write(source, f"{number}.csv", 10 * number, 2)
+    altered_in_its_task(job, max_files=1)
+    status = job.show()
+    assert (status.offset, status.options.max_files, status.state) == ("3.csv", 1, "waiting")
+    assert status.statistics.file_number == 3
+    assert job.run().tasks == []
+    assert sum(end for _, end in store["t"].offsets().values()) == store["t"].count()
+
+
+def test_an_offset_that_is_set_while_a_task_is_read_makes_it_void(
+    store: kvstore.Store, job: kvstore.Job, source: Path
+) -> None:
+    for number in (1, 2, 3):
+        write(source, f"{number}.csv", 10 * number, 2)
+    altered_in_its_task(job, offset="2.csv")
+    status = job.show()
+    assert (status.offset, status.statistics.file_number, status.statistics.failed_tasks) == ("3.csv", 1, 1)
+    assert store["t"].count() == 2
+
+
+def test_a_run_of_a_job_that_is_dropped_at_that_moment(
+    store: kvstore.Store, job: kvstore.Job, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(source, "1.csv", 0, 2)
+    taken, other = ProcessLock.taken, store.job("j")
+    monkeypatch.setattr(
+        ProcessLock, "taken", lambda lock, text: (monkeypatch.undo(), other.drop(), taken(lock, text))[2]
+    )
+    with pytest.raises(InvalidRequest, match="was dropped"):
+        job.run()
+    assert store["t"].count() == 0
 
 
 def test_files_without_rows(store: kvstore.Store, source: Path) -> None:

@@ -13,6 +13,7 @@ from logformat.catalog import edits
 from logformat.catalog.edits import (
     AboutJob,
     AlterJob,
+    AlterJobOptions,
     BeginTask,
     CreateJob,
     CreateTable,
@@ -70,6 +71,7 @@ def fail(task: int = 1, resume_ms: int | None = 7) -> FailTask:
 READ = ReadTask(**ABOUT, task=1, counts=TaskCounts(filtered_rows=3))
 PAUSE, RESUME = PauseJob(**ABOUT, reason="p"), ResumeJob(**ABOUT)
 ALTER = AlterJob(**ABOUT, version=1, offset="x", options=JobOptions(max_files=2))
+OPTIONS = AlterJobOptions(**ABOUT, options=JobOptions(max_files=3))
 TO_REACH: dict[JobState, list[Payload]] = {
     "waiting": [],
     "running": [begin()],
@@ -77,7 +79,7 @@ TO_REACH: dict[JobState, list[Payload]] = {
     "paused": [PAUSE],
 }
 ONE_OF_EACH = {BeginTask: begin(), ReadTask: READ, EndTask: end(), FailTask: fail(), PauseJob: PAUSE,
-               ResumeJob: RESUME, AlterJob: ALTER}  # fmt: skip
+               ResumeJob: RESUME, AlterJob: ALTER, AlterJobOptions: OPTIONS}  # fmt: skip
 
 
 def reached(state: JobState) -> CatalogState:
@@ -118,6 +120,11 @@ def test_a_task_that_was_begun_before_an_offset_was_set_does_not_move_it() -> No
     assert job_of(state).statistics.succeeded_tasks == 1
     state = after(after(after(state, RESUME), begin(task=2, version=1, path="y")), end(task=2, version=1, offset="y"))
     assert job_of(state).offset == "y"
+
+
+def test_a_task_goes_on_when_options_alone_are_set() -> None:
+    state = after(after(reached("pausing"), OPTIONS), end(offset="a"))
+    assert (job_of(state).offset, job_of(state).version, job_of(state).options.max_files) == ("a", 0, 3)
 
 
 def test_an_older_alteration_does_nothing() -> None:

@@ -14,6 +14,7 @@ from logformat.catalog.edits import (
     AllocateWriter,
     AlterColumns,
     AlterJob,
+    AlterJobOptions,
     AlterTable,
     BeginCommit,
     BeginTask,
@@ -49,7 +50,8 @@ RANDOM_KINDS = (
     *(CreateTable, DropTable, AllocateWriter, AddSchema, OpenWriter, OpenWriter, DropWriter, BeginCommit, BeginCommit),
     *(RenameTable, AlterTable, AlterColumns, EndCommit, SetConsumer, SetConsumer, SetConsumer, DropConsumer),
     *(AddReplica, DropReplica, ReportReplica, TellReplica, TellReplica, FindReplica),
-    *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob, DropJob),
+    *(CreateJob, BeginTask, BeginTask, ReadTask, EndTask, EndTask, FailTask, PauseJob, ResumeJob, AlterJob),
+    *(AlterJobOptions, DropJob),
 )
 TABLES_MAX = 6
 
@@ -184,6 +186,7 @@ def _about_a_job(random: Random, state: CatalogState, kind: type[Payload], id: T
         EndTask: {"task": task, "version": version, "offset": name, "statistics": statistics},
         FailTask: {"task": task, "reason": "r", "statistics": statistics, "resume_ms": random.choice((None, 5))},
         PauseJob: {"reason": "r"},
+        AlterJobOptions: {"options": JobOptions(max_files=random.randrange(1, 9))},
         AlterJob: {"version": version, "offset": random.choice((None, name)), "options": JobOptions()},
     }
     return kind(**about, **made.get(kind, {}))

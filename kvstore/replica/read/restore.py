@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping, Set
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
-from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
+from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind, StoreLocked
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
@@ -80,14 +83,17 @@ class Restore:
 
         Raises:
             NotAStore: The directory is neither.
+            StoreLocked: Another restore writes into it.
             MissingVersion: A hole lies before the target.
             ReplicaBehind: The replica ends before the target, or starts after it.
             CorruptData: An object is damaged.
             InvalidRequest: The replica has no such table or bucket.
             StoreFull, LogFailed: The disk is full or failed. The directory is not a store.
         """
-        with refusals(path):
-            make_room(path, self._files)
+        with _alone_in(path, self._files):
+            return self._run(path, target)
+
+    def _run(self, path: Path, target: Target) -> Restored:
         for _ in range(_TRIES - 1):
             try:
                 return self._restored(path, target)
@@ -231,6 +237,26 @@ class Restore:
 
     def _edit(self, state: CatalogState, payload: Payload, epoch: Epoch) -> Edit:
         return Edit(txid=Txid(state.txid + 1), epoch=epoch, time_ms=self._clock.now_ms(), payload=payload)
+
+
+@contextmanager
+def _alone_in(path: Path, files: Files) -> Iterator[None]:
+    """A directory that is empty, and into which no other restore writes."""
+    with refusals(path):
+        make_room(path, files)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(
+                "Another restore writes into this directory; wait for its end, or choose another.", path=path
+            ) from error
+        with refusals(path):
+            make_room(path, files)  # another one may have ended between the two
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def make_room(path: Path, files: Files) -> None:
