@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -15,10 +16,12 @@ import pytest
 
 import kvstore
 from kvstore.bucket import handle as handles
+from kvstore.bucket.handle import BucketHandle
 from kvstore.errors import CorruptData, LogFailed, OutOfAddressSpace, StoreError, StoreFull
 from kvstore.index.index import Index
 from kvstore.kernel import library
 from kvstore.log import segments
+from kvstore.log.segment_writer import SegmentWriter
 from kvstore.memtable.memtable import Memtable
 from kvstore.options import StoreOptions
 from kvstore.store.store import Store
@@ -57,6 +60,39 @@ def test_a_full_disk_writes_nothing_to_the_log_and_the_table_continues(table: kv
     assert table.count() == 2
     table.upsert({"k": 3, "v": 3})
     assert [change[0] for change in changes_of(table)] == [0, 1, 2]
+
+
+def test_a_log_that_can_t_begin_a_segment_for_want_of_descriptors_goes_on_later(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with kvstore.open(store_path, segment_bytes_max=400) as store:
+        table = store.create_table("t", SCHEMA, "k")
+        begin = SegmentWriter.begin
+
+        def refuse(*_: object) -> SegmentWriter:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(SegmentWriter, "begin", refuse)
+        with pytest.raises(LogFailed, match="Too many files are open"):
+            list(map(table.upsert, ([{"k": k, "v": k}] for k in range(50))))
+        written = table.count()
+        monkeypatch.setattr(SegmentWriter, "begin", begin)
+        table.upsert([{"k": 99, "v": 99}])
+        assert table.count() == written + 1
+        assert store.check()
+
+
+def test_a_check_for_want_of_descriptors_finds_nothing_but_fails(
+    table: kvstore.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.upsert([{"k": 1, "v": 1}])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(BucketHandle, "verify_pages", refuse)
+    with kvstore.open(store_path, read_only=True) as store, pytest.raises(OSError, match="Too many"):
+        store.check()
 
 
 def test_a_sync_that_fails_once_loses_nothing(table: kvstore.Table, disk: FailingDisk) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lmdb
 import pytest
 
 from kvstore.disk import environment as environments, lmdb_files, lock as locks
@@ -114,6 +115,17 @@ def test_commits_are_followed_without_a_spare_descriptor(tmp_path: Path, monkeyp
     transaction.commit()
     assert environment.last_committed() == first + 1
     environment.close()
+
+
+def test_too_many_open_files_are_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_environment(tmp_path, Files(), map_bytes=MAP_BYTES, create=True).close()
+
+    def refuse(path: str, **_: object) -> None:
+        raise lmdb.Error(f"{path}: {os.strerror(errno.EMFILE)}")  # as LMDB does
+
+    monkeypatch.setattr(lmdb, "open", refuse)
+    with pytest.raises(LogFailed, match="Too many files are open"):
+        open_environment(tmp_path, Files(), map_bytes=MAP_BYTES)
 
 
 def test_the_lock_file_has_all_its_blocks(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from kvstore.errors import InvalidRequest, NoSuchTable, SchemaMismatch, StoreErr
 from kvstore.options import Durability, StoreOptions
 from kvstore.sending import requests
 from kvstore.store.store import Store
+from logformat import paths
 from tests.cli.commands import run as run_command
 from tests.sending.writers import SCHEMA, check, create, write_for_ever
 from tests.support.disks import FailingDisk, failing
@@ -293,6 +294,23 @@ def test_a_full_disk_of_the_owner_is_named_and_what_was_refused_is_not_written(s
         assert owner.join() == 0
         assert table.increment(1, {"n": 1})["n"] == 4
         assert store.check()
+
+
+def test_a_full_disk_when_slots_are_given_back(store_path: Path) -> None:
+    create(store_path)
+    disk = FailingDisk()
+    with Child(own_on_a_disk_that_fills, store_path) as owner:
+        assert owner.hear() == "owns"
+        store = Store(store_path, StoreOptions(), files=disk)
+        store.table("t").upsert({"k": 1, "v": "sent", "n": 0})
+        disk.fail = lambda call: errno.ENOSPC if call == "write" else 0
+        store.close()
+        with kvstore.open(store_path) as again:
+            again.table("t").upsert({"k": 2, "v": "sent", "n": 0})
+            slots = sorted(path.name for path in (store_path / paths.SENDERS).glob("*.slot"))
+            assert slots == ["0.slot"]  # it was let go
+            assert again.table("t").count() >= 2
+        owner.say("end")
 
 
 def test_jobs_patches_epochs_transactions_and_commands_beside_an_owner(
