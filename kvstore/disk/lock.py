@@ -245,7 +245,7 @@ class RecoveryLock(_Flock):
         try:
             if not _waited(descriptor, self._clock, RECOVERY_WAIT_SECONDS):
                 raise StoreLocked(
-                    "Another process recovers this bucket, whose last writer died, and does not finish; wait until it"
+                    "Another process recovers or repairs this bucket, and does not finish; wait until it"
                     " is done, or continue or end that process.",
                     path=self._directory,
                     **_holder(self._directory / LOCK_FILE),

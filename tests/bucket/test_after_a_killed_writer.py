@@ -354,7 +354,7 @@ def refuse(recovering: Child, calls: dict[str, Callable[[], object]]) -> None:
     for name, call in calls.items():
         with pytest.raises(StoreLocked, match=f"holder_pid={recovering.pid}") as refused:
             call()
-        assert "recovers this bucket" in str(refused.value), name
+        assert "recovers or repairs this bucket" in str(refused.value), name
         assert "end that process" in str(refused.value), name
 
 
