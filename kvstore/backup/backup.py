@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +16,8 @@ from kvstore.backup.bucket_copy import copy_bucket, size_of
 from kvstore.backup.cut import Cut, cut_of
 from kvstore.bucket.context import BucketPaths
 from kvstore.disk.files import Files, read_file, refusals, refuse_network, resolved
-from kvstore.errors import NotAStore, OffsetOutOfRange, StoreError, StoreLocked
+from kvstore.disk.lock import directory_taken
+from kvstore.errors import NotAStore, OffsetOutOfRange, StoreError
 from kvstore.process.calls import uninterrupted
 from kvstore.replica.follow.catalog_files import write_copied_catalog
 from kvstore.store.runtime import StoreRuntime
@@ -83,12 +82,7 @@ def _room(path: Path, runtime: StoreRuntime, files: Files) -> Iterator[None]:
         raise NotAStore("A backup is a directory, and this is a file; choose another path.", path=path)
     refuse_network(path.parent)
     files.make_directory(path)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreLocked("Another backup is being made here; wait for its end.", path=path) from error
+    with directory_taken(path, "Another backup is being made here; wait for its end."):
         unfinished, identity = (
             path / paths.UNFINISHED_BACKUP,
             read_file(runtime.path / paths.STORE_FILE, bytes_max=store_file.STORE_BYTES_MAX),
@@ -101,8 +95,6 @@ def _room(path: Path, runtime: StoreRuntime, files: Files) -> Iterator[None]:
             raise NotAStore("This is an unfinished backup of another store; choose another directory.", path=path)
         _keep_of(runtime.catalog().leader.encode(), path, files)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _keep_of(leader: bytes, path: Path, files: Files) -> None:

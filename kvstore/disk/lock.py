@@ -164,6 +164,25 @@ class ProcessLock(_Flock):
             self.forget()
 
 
+@contextmanager
+def directory_taken(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock of a directory in which something is made, during a block.
+
+    Raises:
+        StoreLocked: Another process, or thread, holds it; with this message.
+        OSError: The directory can't be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreLocked(refusal, path=path) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class EditLock:
     """A lock that a process holds for as long as it edits something; others wait for it, but not for ever.
 

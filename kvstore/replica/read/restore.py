@@ -9,16 +9,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import fcntl
-import os
-from collections.abc import Callable, Iterator, Mapping, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Set
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.clock import Clock
 from kvstore.disk.files import Files, refusals
-from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind, StoreLocked
+from kvstore.disk.lock import directory_taken
+from kvstore.errors import InvalidRequest, NotAStore, ReplicaBehind
 from kvstore.meta.state import CatalogState
 from kvstore.options import StoreOptions
 from kvstore.process.calls import uninterrupted
@@ -37,6 +36,7 @@ from logformat.catalog.store_file import StoreFile
 from logformat.ids import Epoch, Txid, WriterId
 
 _TRIES = 5
+_ANOTHER = "Another restore writes into this directory; wait for its end, or choose another."
 _EPOCH = dt.datetime.fromtimestamp(0, dt.UTC)
 
 Target = None | dt.datetime | Mapping[str, Mapping[int, int]]
@@ -90,7 +90,11 @@ class Restore:
             InvalidRequest: The replica has no such table or bucket.
             StoreFull, LogFailed: The disk is full or failed. The directory is not a store.
         """
-        with _alone_in(path, self._files):
+        with ExitStack() as held:
+            with refusals(path):
+                make_room(path, self._files)
+                held.enter_context(directory_taken(path, _ANOTHER))
+                make_room(path, self._files)  # another one may have ended between the two
             return self._run(path, target)
 
     def _run(self, path: Path, target: Target) -> Restored:
@@ -237,26 +241,6 @@ class Restore:
 
     def _edit(self, state: CatalogState, payload: Payload, epoch: Epoch) -> Edit:
         return Edit(txid=Txid(state.txid + 1), epoch=epoch, time_ms=self._clock.now_ms(), payload=payload)
-
-
-@contextmanager
-def _alone_in(path: Path, files: Files) -> Iterator[None]:
-    """A directory that is empty, and into which no other restore writes."""
-    with refusals(path):
-        make_room(path, files)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise StoreLocked(
-                "Another restore writes into this directory; wait for its end, or choose another.", path=path
-            ) from error
-        with refusals(path):
-            make_room(path, files)  # another one may have ended between the two
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def make_room(path: Path, files: Files) -> None:
