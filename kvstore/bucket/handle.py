@@ -432,9 +432,10 @@ class BucketHandle:
 
         Raises:
             StoreLocked: Another process recovers the bucket, and does not finish.
+            NoSuchTable: The table was dropped.
         """
         with self._opening:
-            return self._ownership.try_claim()
+            return self._unless_dropped(self._ownership.try_claim)
 
     def refuse(self) -> NoReturn:
         """Report which process owns the bucket.
@@ -661,7 +662,7 @@ class BucketHandle:
             try:
                 found = self._reader.found(key) if self.engine is None else None
             except (CorruptData, LogFailed):
-                self._context.catalog.definition()  # as _unless_dropped(), which takes as long as all the rest
+                self._context.catalog.definition()  # as _unless_dropped() has it, without a call for each row
                 raise
         if found is not None:
             return found

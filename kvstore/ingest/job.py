@@ -125,8 +125,8 @@ class Job:
     def alter(self, *, offset: str | EllipsisType | None = ..., **options: Any) -> None:
         """Set the offset or options of a paused job.
 
-        If the offset is set, a task that began before does not move it any more; if its rows were not applied yet, they
-        never are. Without it, such a task goes on.
+        If the offset is set, a task that began before does not move it any more; if it has not begun to apply its rows,
+        it never does. Without it, such a task goes on.
 
         Args:
             offset: The next run loads the files after this path, as :meth:`show` has it, even if they were loaded

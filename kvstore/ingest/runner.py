@@ -155,7 +155,6 @@ class Runner:
         worked = job.task is not None
         if job.task is not None:
             self._finish(job, source, read=0, total=sum(file.size for file in job.task.files))
-            self._resumed(self._status())
         listed = source.files()
         if not listed and job.offset is None and not self._has_said_empty:
             _log.warning("no file at %s matches the job's source yet; check whether the source is right", job.source)
@@ -173,7 +172,6 @@ class Runner:
             except NotNow:
                 continue
             self._finish(job, source, read=read, total=total)
-            self._resumed(self._status())  # after a task that was void
             read += sum(file.size for file in files)
             worked = True
         return worked
@@ -192,7 +190,7 @@ class Runner:
             if not self._is_applied(task) and (
                 task.version < job.version or not self._apply(task, job, source, read=read, total=total)
             ):
-                self._record.edit(lambda table, now: self._failure(table, now, task, _VOID, wait_ms=0))
+                self._resumed(self._record.edit(lambda table, now: self._failure(table, now, task, _VOID, wait_ms=0)))
                 return
         except InvalidRequest as error:
             if error.where.get("committed"):

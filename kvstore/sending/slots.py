@@ -73,12 +73,12 @@ class Slots:
     def close(self) -> None:
         """Give all slots back."""
         with self._mutex:
-            while self._slots:
-                slot = self._slots.pop()
+            for slot in self._slots:
                 if not slot.is_spoiled and not slot.waiting:
                     self._give_back(slot)
                 fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
                 self._files.close(slot.descriptor)
+            self._slots.clear()
 
     def _give_back(self, slot: Slot) -> None:
         """Write the id of a slot for the next process; on a full disk that one gets another id."""

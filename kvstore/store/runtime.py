@@ -33,7 +33,6 @@ from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.disk.watch import wake_all
 from kvstore.errors import (
     Conflict,
-    CorruptData,
     InvalidRequest,
     NoSuchTable,
     NotAStore,
@@ -443,18 +442,15 @@ class StoreRuntime:
         definition = self.definition(name)
 
         def decide(state: CatalogState) -> DropTable:
-            _check_listed(state, definition)
+            if definition.id not in state.tables:
+                raise NoSuchTable("Another process has dropped the table.", table=name)
             edit = DropTable(table_id=definition.id)
             self._table_files.before(state, edit)
             return edit
 
-        try:
-            table = self.open_table(definition)
-            with table.lock.held(), self._dropping(table):
-                self._journal.append(decide)
-        except CorruptData:
-            _check_listed(self.catalog(), definition)  # a dropped table is the cause to report
-            raise
+        table = self.open_table(definition)
+        with table.lock.held(), self._dropping(table):
+            self._journal.append(decide)
         self._forget(definition.id, table)
 
     @contextmanager
@@ -732,8 +728,3 @@ def _forget_parent() -> None:
 _inherited: list[StoreRuntime] = []
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_parent)
-
-
-def _check_listed(state: CatalogState, definition: TableDefinition) -> None:
-    if definition.id not in state.tables:
-        raise NoSuchTable("Another process has dropped the table.", table=definition.name)
