@@ -18,7 +18,7 @@ import pyarrow as pa
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.snapshots import snapshot
 from kvstore.bucket.snapshots.snapshot import Snapshot
-from kvstore.disk.files import is_too_many_open, read_file
+from kvstore.disk.files import is_too_many_open, read_file, refusal
 from kvstore.disk.lmdb_files import LMDB_FILES
 from kvstore.errors import (
     CorruptData,
@@ -154,6 +154,9 @@ def check_bucket(
 
     Args:
         verified: Called with the number of bytes of each part that was verified.
+
+    Raises:
+        LogFailed: Too many files are open, which says nothing about the bucket.
     """
     while True:
         start = None
@@ -162,9 +165,10 @@ def check_bucket(
             start = handle.log.start()
             _check(handle, definition, start, report, verified)
         except OSError as error:
-            # That of a handler of signals, such as TimeoutError; or one that says nothing about the file.
-            if error.errno is None or is_too_many_open(error):
+            if error.errno is None:  # that of a handler of signals, such as TimeoutError
                 raise
+            if is_too_many_open(error):
+                raise refusal(error, handle.paths.directory) from error
             report.findings.append(f"{Path(str(error.filename or 'a file')).name} can't be read: {error.strerror}")
         except (CorruptData, NotAStore, OffsetOutOfRange, UnknownSchema) as error:
             if start is not None and isinstance(error, OffsetOutOfRange) and handle.log.start() != start:

@@ -466,6 +466,7 @@ class Store(AlteredTables, ReadStore):
 
         Raises:
             CorruptData: The catalog is damaged; without it nothing can be looked at.
+            LogFailed: Too many files are open to look at all.
         """
         self._session.check_open()
         return self.runtime.check(settles=not self._session.follows, progress=progress)

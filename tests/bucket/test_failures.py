@@ -91,7 +91,7 @@ def test_a_check_for_want_of_descriptors_finds_nothing_but_fails(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(BucketHandle, "verify_pages", refuse)
-    with kvstore.open(store_path, read_only=True) as store, pytest.raises(OSError, match="Too many"):
+    with kvstore.open(store_path, read_only=True) as store, pytest.raises(LogFailed, match="Too many"):
         store.check()
 
 

@@ -6,7 +6,6 @@ import datetime as dt
 import errno
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 import kvstore
 from kvstore.bucket import maintenance as maintenance
 from kvstore.bucket.maintenance import Maintenance
+from kvstore.bucket.read_gate import ReadGate
 from kvstore.errors import CorruptData, LogFailed, OffsetOutOfRange, StoreFull
 from logformat.ids import Offset
 from logformat.log.segment import HEAD_BYTES
@@ -311,18 +311,24 @@ TestRetention.settings = slow(40, stateful_step_count=25)
 
 
 def test_a_store_is_closed_while_maintenance_begins(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beginning, start = threading.Event(), threading.Thread.start
+    beginning, closing = threading.Event(), threading.Event()
+    start, close = threading.Thread.start, ReadGate.close
 
     def start_late(thread: threading.Thread) -> None:
         if thread.name == "kvstore-maintenance":
             beginning.set()
-            time.sleep(0.2)  # the close below comes first, unless the machine is busy
+            assert closing.wait(60)
         start(thread)
+
+    def close_first(gate: ReadGate) -> None:
+        close(gate)
+        closing.set()  # the thread that waits for it runs once this one waits
 
     store = kvstore.open(store_path)
     table = store.create_table("t", SCHEMA, "k")
     table.upsert([{"k": 1}])
     monkeypatch.setattr(threading.Thread, "start", start_late)
+    monkeypatch.setattr(ReadGate, "close", close_first)
     altering = threading.Thread(target=store.alter_table, args=("t",), kwargs={"retention": dt.timedelta(days=1)})
     start(altering)
     assert beginning.wait(60)

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -250,9 +251,13 @@ def test_a_run_of_a_job_that_is_dropped_at_that_moment(
 ) -> None:
     write(source, "1.csv", 0, 2)
     taken, other = ProcessLock.taken, store.job("j")
-    monkeypatch.setattr(
-        ProcessLock, "taken", lambda lock, text: (monkeypatch.undo(), other.drop(), taken(lock, text))[2]
-    )
+
+    def dropped_before(lock: ProcessLock, refusal: str) -> AbstractContextManager[None]:
+        monkeypatch.undo()
+        other.drop()
+        return taken(lock, refusal)
+
+    monkeypatch.setattr(ProcessLock, "taken", dropped_before)
     with pytest.raises(InvalidRequest, match="was dropped"):
         job.run()
     assert store["t"].count() == 0

@@ -6,6 +6,7 @@ An error of a store is one line: its class, what happened and what to do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
@@ -38,7 +39,8 @@ def answer(request: Message, messages: Messages) -> None:
     except Broken:
         raise
     except Exception as error:
-        messages.send(_refusal(error, " (its traceback is in the standard error of Spark's process on this host)"))
+        with suppress(Broken):
+            messages.send(_refusal(error, " (its traceback is in the standard error of Spark's process on this host)"))
         raise
 
 
