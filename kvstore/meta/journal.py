@@ -220,7 +220,8 @@ class Journal:
         """
         self.check_leads()
         with self._mutex:
-            self._check_open()
+            if self._is_closed:  # since it was asked whether it leads
+                raise StoreClosed("The store was closed; open it again.", path=self._environment.directory)
             self._waiting += _several(decide(self._with_waiting()))
             self._known = -1, self._state
             self._wake_later()
@@ -412,12 +413,7 @@ class Journal:
     def _editing(self) -> Iterator[None]:
         """The state of the catalog, to be changed; no other process edits it."""
         with self._edit_lock.held(), self._mutex:  # in this order: other threads read while this one waits
-            self._check_open()
             yield
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise StoreClosed("The store was closed; open it again.", path=self._environment.directory)
 
     def _add_waiting(self) -> None:
         """Add the edits that wait in memory."""

@@ -230,7 +230,7 @@ def test_options_that_are_altered_while_a_task_runs_load_no_file_twice(
     altered_in_its_task(job, max_files=1)
     status = job.show()
     assert (status.offset, status.options.max_files, status.state) == ("3.csv", 1, "waiting")
-    assert status.statistics.file_number == 3
+    assert (status.statistics.file_number, status.statistics.failed_tasks) == (3, 0)
     assert job.run().tasks == []
     assert sum(end for _, end in store["t"].offsets().values()) == store["t"].count()
 

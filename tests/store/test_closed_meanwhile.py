@@ -13,6 +13,8 @@ import pytest
 import kvstore
 from kvstore.checkpoint.messages import Answer
 from kvstore.errors import StoreClosed, StoreError, Unavailable
+from kvstore.meta.journal import Journal
+from logformat.catalog.edits import AllocateWriter
 
 EDITS: dict[str, Callable[[kvstore.Store, str], object]] = {
     "writer id": lambda store, _: store.new_writer_id(),
@@ -55,6 +57,21 @@ def test_edits_of_the_catalog(tmp_path: Path, edit: Callable[[kvstore.Store, str
         assert closed_meanwhile(path, edit, 0.01 * number) == {StoreClosed}
         with kvstore.open(path) as store:
             assert store.check()
+
+
+def test_an_edit_that_may_wait_does_not_wait_in_a_closed_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = kvstore.open(tmp_path / "s")
+    journal, check = store.runtime.journal, Journal.check_leads
+
+    def closed_after(of: Journal) -> None:
+        check(of)
+        monkeypatch.undo()
+        store.close()
+
+    monkeypatch.setattr(Journal, "check_leads", closed_after)
+    with pytest.raises(StoreClosed):
+        journal.append_later(lambda state: AllocateWriter(writer_id=state.next_writer_id))
+    assert not [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
 
 
 def test_a_checkpoint_whose_worker_the_close_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
