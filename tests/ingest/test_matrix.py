@@ -187,6 +187,22 @@ def test_altered_while_a_task_is_open_whose_end_is_replayed_later(
         assert found["statistics"][name] == end["statistics"][name] * (3 if is_applied else 2) // 2
 
 
+@pytest.mark.parametrize("moment", MOMENTS, ids=str)
+def test_options_that_are_altered_after_a_death_change_nothing_else(
+    moment: Any, dead: tuple[dict[Any, Path], dict[str, Any]], tmp_path: Path
+) -> None:
+    stores, end = dead
+    shutil.copytree(stores[moment], tmp_path / "store")
+    with kvstore.open(tmp_path / "store") as opened:
+        job = opened.job("j")
+        job.pause()
+        job.alter(max_bytes=1 << 40)
+        job.resume()
+        job.run()
+        assert job.show().options.max_bytes == 1 << 40
+    assert outcome(tmp_path / "store") == end
+
+
 def test_a_task_that_kills_its_process_is_left_out_by_setting_the_offset_after_it(
     dead: tuple[dict[Any, Path], dict[str, Any]], source: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import threading
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 import kvstore
+from kvstore.disk.lock import directory_taken
 from kvstore.errors import NotAStore, StoreLocked
 from tests.support.replicas import SCHEMA, write
 from tests.support.tables import rows_of
@@ -68,6 +69,23 @@ def test_a_whole_store_is_restored(tmp_path: Path) -> None:
         table.apply_epoch(again, "w", epoch, "r")
         store.create_table("new", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         assert store.check()
+
+
+def test_a_directory_that_another_restore_has_filled_by_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("a", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        store.add_replica(str(tmp_path / "r"), "r").ship()
+
+    def taken_later(path: Path, refusal: str) -> AbstractContextManager[None]:
+        monkeypatch.undo()
+        kvstore.restore(str(tmp_path / "r"), path)
+        return directory_taken(path, refusal)
+
+    monkeypatch.setattr("kvstore.replica.read.restore.directory_taken", taken_later)
+    with pytest.raises(NotAStore, match="new or empty"):
+        kvstore.restore(str(tmp_path / "r"), tmp_path / "back")
+    with kvstore.open(tmp_path / "back") as store:
+        assert store["a"].count() == 1
 
 
 def test_two_restores_into_one_directory_at_once(tmp_path: Path) -> None:
