@@ -27,7 +27,15 @@ from kvstore.bucket.ownership import BucketOwnership
 from kvstore.clock import SystemClock
 from kvstore.commit import coordinator
 from kvstore.disk.files import Files
-from kvstore.errors import ForkedStore, NotAcknowledged, NotAStore, StoreLocked, StoreReplaced, UnsupportedVersion
+from kvstore.errors import (
+    ForkedStore,
+    NotAcknowledged,
+    NotAStore,
+    StoreLocked,
+    StoreReplaced,
+    Unavailable,
+    UnsupportedVersion,
+)
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.preparation import request_of
@@ -267,6 +275,23 @@ def test_a_bucket_that_gets_another_owner_while_the_first_is_looked_for(
     with kvstore.open(store_path) as store:
         store.table("t").upsert({"k": 1, "v": "met", "n": 1})
         assert looks == hints == []
+
+
+def test_a_conditional_write_that_is_not_decided_yet_says_that_nothing_was_written(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.5)
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "met", "n": 1})
+        owner.stop()
+        try:
+            with pytest.raises(Unavailable, match="nothing was written; try again"):
+                table.increment(9, {"n": 1}, default={"v": "x", "n": 0})
+        finally:
+            os.kill(owner.pid, signal.SIGCONT)
+        monkeypatch.setattr(sender, "ANSWER_SECONDS", 30)
+        assert table.increment(9, {"n": 1}, default={"v": "x", "n": 0})["n"] == 1
 
 
 @pytest.mark.parametrize("has_met", [False, True])

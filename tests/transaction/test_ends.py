@@ -11,6 +11,7 @@ import pytest
 
 import kvstore
 from kvstore.commit import ends
+from kvstore.commit.coordinator import Commits
 from kvstore.commit.ends import OpenEnds
 from kvstore.errors import LogFailed, StoreFull
 from kvstore.log.segment_writer import SegmentWriter
@@ -128,6 +129,23 @@ def test_a_failed_log_says_what_may_be_lost(
     with kvstore.open(store_path) as again:
         assert {row["v"] for row in rows_of(again["b"])} == {1}
         assert [again["a"][k] for k in range(4)] == [{"k": k, "v": 1} for k in range(4)]
+
+
+def test_a_check_waits_for_the_end_of_a_commit(store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(store_path) as store:
+        put(store, "ab", 1)
+        assert open_commits(store, "a")
+        settle, calls = Commits.settle, []
+
+        def settle_later(commits: Commits) -> None:
+            calls.append(commits)
+            if len(calls) > 1:  # another process has the turn before
+                settle(commits)
+
+        monkeypatch.setattr(Commits, "settle", settle_later)
+        report = store.check()
+        assert report, report
+        assert not open_commits(store, "a")
 
 
 def test_a_table_that_is_dropped_meanwhile(store_path: Path) -> None:
