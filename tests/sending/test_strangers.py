@@ -280,11 +280,11 @@ def test_a_bucket_that_gets_another_owner_while_the_first_is_looked_for(
 def test_a_conditional_write_that_is_not_decided_yet_says_that_nothing_was_written(
     owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.5)
     with kvstore.open(store_path) as store:
         table = store.table("t")
         table.upsert({"k": 1, "v": "met", "n": 1})
         owner.stop()
+        monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.5)
         try:
             with pytest.raises(Unavailable, match="nothing was written; try again"):
                 table.increment(9, {"n": 1}, default={"v": "x", "n": 0})
