@@ -11,8 +11,9 @@ follows what a process that holds the lock of the directory may conclude from ``
   acknowledged; what it lacks is of this writer, which commits it soon.
 
 So nobody has to tell a reader that recovers from a writer, and nothing is written for it: a process that waits for the
-directory's lock waits for a recovery, and for nothing else. Both locks end with the process, at whatever instruction it
-ends. What ``LOCK`` contains only serves messages, as it may be of an earlier holder, or not be there on a full disk.
+directory's lock waits for a recovery, or for one that looks at ``LOCK`` for a moment. Both locks end with the process,
+at whatever instruction it ends. What ``LOCK`` contains only serves messages, as it may be of an earlier holder, or not
+be there on a full disk.
 
 A process of version 0.1.0 takes ``LOCK`` without the directory's lock: while it recovers, others take it for a writer.
 """
@@ -41,7 +42,7 @@ class BucketLock(ProcessLock):
         self._recovery = RecoveryLock(directory, files, clock)
 
     def is_written(self) -> bool | None:
-        """Whether a process writes the bucket, which may be this one; None while one recovers it.
+        """Whether a process writes the bucket, which may be this one; None while one recovers it, or asks for it.
 
         Raises:
             StoreError: See :meth:`RecoveryLock.looked_at`.
