@@ -119,7 +119,8 @@ class Replica:
 
         Raises:
             InvalidRequest: The replica was removed, or this store is itself a copy that follows one.
-            WriterFenced: Another leader, or another store, ships to the replica.
+            WriterFenced: Another leader, or another store, ships to the replica; or the replica has changes that this
+                store lacks, such as when it is an older copy that was put in the place of what shipped them.
             Unavailable: The replica can't be reached, the log has just expired, or another process ships (StoreLocked).
                 What was shipped stays, and the rest is shipped next time.
             CorruptData: The data to be shipped is damaged; run `kvstore check`.
@@ -210,11 +211,14 @@ class Replica:
 
         Raises:
             InvalidRequest: The replica was removed, or this store is itself a copy that follows one.
+            WriterFenced: The replica has changes that this store lacks; see :meth:`ship`.
             Unavailable: The replica can't be reached.
             UnsupportedVersion: A newer version wrote an object.
         """
         with self._alone():
-            self._find(self._client())
+            client = self._client()
+            self._shipper(client).check_continues()
+            self._find(client)
         return self.report()
 
     @uninterrupted
@@ -222,12 +226,13 @@ class Replica:
         """Check the replica, and ship bad and missing objects again; or a new snapshot and the changes after it.
 
         Raises:
-            InvalidRequest, Unavailable, UnsupportedVersion: See :meth:`check`.
+            InvalidRequest, WriterFenced, Unavailable, UnsupportedVersion: See :meth:`check`.
             ReplicaBehind: The store has neither the changes nor a snapshot any more; take a snapshot.
         """
         with self._alone():
             client = self._client()
             shipper = self._shipper(client)
+            shipper.check_continues()
             problems = self._find(client)
             for _ in range(_PASSES):
                 if not problems:

@@ -16,7 +16,7 @@ from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
-from kvstore.errors import CorruptData, InvalidRequest, Unavailable, WriterFenced
+from kvstore.errors import CorruptData, InvalidRequest, StoreFull, Unavailable, WriterFenced
 from kvstore.meta.state import TableDefinition
 from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
@@ -221,6 +221,64 @@ def test_shipping_to_the_replica_of_another_store_is_refused(tmp_path: Path) -> 
         with pytest.raises(WriterFenced, match="belongs to another store"):
             replica_of(other, objects).ship()
         assert objects.held == held
+
+
+@pytest.mark.parametrize("rows_since", [0, 3, 30])
+def test_an_older_copy_in_the_place_of_its_store_ships_nothing(tmp_path: Path, rows_since: int) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        replica_of(store, objects).ship()
+    shutil.copytree(tmp_path / "s", tmp_path / "old")
+    with kvstore.open(tmp_path / "s") as store:
+        for k in range(2, 7):
+            store.table("t").upsert([{"k": k, "v": k}])
+            replica_of(store, objects).ship()
+        changes = changes_of(store.table("t"))
+    held = dict(objects.held)
+    with kvstore.open(tmp_path / "old") as store:
+        for k in range(rows_since):
+            store.table("t").upsert([{"k": -k, "v": k}])
+        replica = replica_of(store, objects)
+        for call in (replica.ship, replica.check, replica.repair):
+            with pytest.raises(WriterFenced, match="older copy"):
+                call()
+        store.table("t").upsert([{"k": 100, "v": 100}])  # the store itself goes on
+    assert objects.held == held
+    restored(objects, tmp_path / "back")
+    with kvstore.open(tmp_path / "back") as back:
+        assert changes_of(back.table("t")) == changes
+    with kvstore.open(tmp_path / "s") as store:
+        assert replica_of(store, objects).check()
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_a_shipper_that_died_before_its_report_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, drops: bool
+) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=2)
+        replica_of(store, objects).ship()
+        table.upsert([{"k": k, "v": 0} for k in range(9)])
+        store.flush()
+        names = len(objects.names)
+
+        def full(*_: object, **__: object) -> None:
+            raise StoreFull("planted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store.runtime.journal), "append", full)
+            with pytest.raises(StoreFull):
+                replica_of(store, objects).ship()
+        assert len(objects.names) > names
+    with kvstore.open(tmp_path / "s") as store:
+        store.table("t").upsert([{"k": 2, "v": 2}])
+        if drops:
+            store.drop_table("t")
+        store.create_table("u", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        replica_of(store, objects).ship()
+        assert replica_of(store, objects).check()
 
 
 def test_names_and_urls_of_replicas_are_checked(tmp_path: Path) -> None:

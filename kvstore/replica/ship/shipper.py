@@ -5,6 +5,7 @@
 * An object is created under its name, or exists with the same content, so a kill or a repeated call is harmless.
 * What was shipped is recorded in the catalog after all of it is in the replica. From then on its absence is a finding.
 * A leader that was replaced finds the epoch of the new leader in the replica, and stops shipping.
+* A store that lacks what it has shipped, such as an older copy in its own place, ships nothing: it would contradict it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from kvstore.errors import (
 from kvstore.log.writer_state import WriterStates
 from kvstore.meta.journal import Journal
 from kvstore.meta.state import CatalogState
-from kvstore.replica.client import Client, store_id_of
+from kvstore.replica.check import Listing, read_object
+from kvstore.replica.client import Client, content_of, store_id_of
 from kvstore.replica.leadership import replaced_by
 from kvstore.replica.ship.merging import RANGE_BYTES
 from kvstore.store.runtime import StoreRuntime
@@ -53,6 +55,7 @@ from logformat.replica.object_file import (
     is_claim,
     leader_epoch,
     leader_name,
+    place_of_stream,
 )
 from logformat.urls import shown_url
 
@@ -138,7 +141,7 @@ class Shipper:
             reports: Whether to write a new replica manifest also if there is nothing to ship.
 
         Raises:
-            WriterFenced: Another leader, or another store, ships to this replica.
+            WriterFenced: Another leader, or another store, ships to this replica; or see :meth:`check_continues`.
             Unavailable: The replica can't be reached. Objects that were created stay, and are used next time.
             ReplicaBehind: The log or an image has just been removed; the next round starts with a newer one.
             CorruptData: The data to be shipped is damaged.
@@ -154,6 +157,8 @@ class Shipper:
             self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
+        if reports:  # each time would cost a request
+            self.check_continues()
         catalog: Shipped | None = None
         streams, shipped, lag = set[Stream](), list[Shipped](), 0
         while True:
@@ -201,6 +206,64 @@ class Shipper:
         if shipped:
             edit = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
             self._runtime.journal.append(lambda _: edit)
+
+    def check_continues(self) -> None:
+        """Check that the store has what the replica has beyond the last report.
+
+        That is there after a shipper died before it reported, and then the store has the same. If it has not, it is an
+        older copy that was put in the store's place, or its disk has lost what was durable.
+
+        Raises:
+            WriterFenced: It lacks some of it, or has something else there. Nothing was shipped.
+            Unavailable: The replica can't be reached.
+        """
+        data = content_of(self._client, replica_manifest.NAME, replica_manifest.MANIFEST_BYTES_MAX)
+        try:
+            manifest = None if data is None else replica_manifest.decode(data, self._runtime.store_id)
+        except CorruptData:  # a check finds it
+            return
+        if manifest is None or manifest.leader_epoch != self.epoch:
+            return
+        status = status_of(self._runtime, self._name)
+        for each in manifest.shipped:
+            before = status.of(each.stream)
+            reported = 0 if before is None else before.end
+            if each.end > reported and not self._has_same(each.stream, reported):
+                raise WriterFenced(
+                    "The replica has changes that this store lacks: the store is an older copy of what it was. Restore"
+                    " the replica into a new directory, and go on there; or take it off with `kvstore replica remove`,"
+                    " and add one in an empty place.",
+                    replica=shown_url(self._name),
+                    table_id=each.stream.table_id,
+                    bucket=each.stream.bucket,
+                    reported=reported,
+                    there=each.end,
+                )
+
+    def _has_same(self, stream: Stream, start: int) -> bool:
+        """Whether the store has what the ranges of this leader have after an offset, where it can still tell."""
+        for name, size in Listing.of(self._client, f"{place_of_stream(stream)}/").sizes.items():
+            if name.kind != "range" or name.epoch != self.epoch or name.end <= start:
+                continue
+            try:
+                theirs = read_object(self._client, self._runtime.store_id, name, size).parts
+            except CorruptData:  # a check finds it
+                continue
+            try:
+                ours = self.range_parts(name)
+                end = self._end(stream)
+            except CorruptData:  # a batch of the store has another offset
+                return False
+            except ReplicaBehind:  # the table was dropped
+                continue
+            if name.end > end or (ours is not None and list(map(bytes, ours)) != list(map(bytes, theirs))):
+                return False
+        return True
+
+    def _end(self, stream: Stream) -> int:
+        if stream == CATALOG:
+            return self._runtime.journal.state().txid
+        return self._handle(stream).committed().applied_offset
 
     def range_parts(self, name: ObjectName) -> list[bytes | memoryview] | None:
         """The correct parts of a range, from the store itself; None if the store does not have them any more.
