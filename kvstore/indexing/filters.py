@@ -301,15 +301,19 @@ def _narrower(one: Condition, other: Condition) -> Condition:
         return one if other.values is None or len(one.values) <= len(other.values) else other
     if other.values is not None:
         return other
-    return Condition(one.column, None, _end(pc.greater, one.low, other.low), _end(pc.less, one.high, other.high))
+    low, high = _end(one.low, other.low, is_greater=True), _end(one.high, other.high, is_greater=False)
+    return Condition(one.column, None, low, high)
 
 
-def _end(is_it: Any, one: pa.Scalar | None, other: pa.Scalar | None) -> pa.Scalar | None:
-    """The one of two ends that is less, or greater; one that is no number is passed over."""
+def _end(one: pa.Scalar | None, other: pa.Scalar | None, *, is_greater: bool) -> pa.Scalar | None:
+    """The one of two ends that is greater, or less; one that is no number is passed over."""
     if one is None or other is None:
         return other if one is None else one
+    if pa.types.is_decimal(one.type):  # Arrow compares none whose scale is negative
+        return one if (one.as_py() > other.as_py()) == is_greater else other
     is_number = pc.equal(other, other).as_py()
-    return one if is_it(one, other).as_py() or not is_number else other
+    is_it = (pc.greater if is_greater else pc.less)(one, other).as_py()
+    return one if is_it or not is_number else other
 
 
 def _either(one: Known, other: Known) -> Known:
@@ -322,8 +326,8 @@ def _wider(one: Condition, other: Condition) -> Condition | None:
         return Condition(one.column, pa.concat_arrays([one.values, other.values]).unique())
     if one.values is not None or other.values is not None:
         return None
-    low = None if one.low is None or other.low is None else _end(pc.less, one.low, other.low)
-    high = None if one.high is None or other.high is None else _end(pc.greater, one.high, other.high)
+    low = None if one.low is None or other.low is None else _end(one.low, other.low, is_greater=False)
+    high = None if one.high is None or other.high is None else _end(one.high, other.high, is_greater=True)
     return None if low is None and high is None else Condition(one.column, None, low, high)
 
 

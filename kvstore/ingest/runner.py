@@ -136,8 +136,9 @@ class Runner:
         return self._record.status()[1]
 
     def _resumed(self, job: JobStatus) -> JobStatus:
-        """The job, resumed if the time to try its failed task again has come."""
-        if job.state == "paused" and job.resume_ms is not None and job.resume_ms <= self._home.clock.now_ms():
+        """The job, resumed if its failed task is due again, or if the clock was ahead when it failed."""
+        waits_ms = None if job.resume_ms is None else job.resume_ms - self._home.clock.now_ms()
+        if job.state == "paused" and waits_ms is not None and not 0 < waits_ms <= RETRY_MS_MAX:
             with suppress(NotNow):
                 return self._record.edit(lambda table, now: self._resumption(table, now, job))
             return self._status()

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -41,6 +42,8 @@ _SECONDS_DIGITS = 10
 """A tag with at most so many digits is a time in seconds."""
 _RETRIES: RetryConfig = {"retry_timeout": timedelta(seconds=15)}
 """Short, because waiting for an object store can't be interrupted; a job tries again by itself."""
+_LEADS_NOWHERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+"""What the system says of a name without a file behind it, such as a link to itself."""
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 Opened = tuple[BinaryIO, Callable[[], SourceFile | None]]
@@ -199,7 +202,7 @@ class LocalTree:
             yield from self._below("")
         except OSError as error:
             raise Unavailable(
-                "The directory of a job's files can't be listed.",
+                "The files of a job can't be listed.",
                 path=ascii(error.filename) if error.filename else self.directory,
                 reason=error.strerror,
             ) from error
@@ -215,7 +218,9 @@ class LocalTree:
     def _state(self, path: str) -> SourceFile | None:
         try:
             status = os.stat(os.path.join(self.directory, path))
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in _LEADS_NOWHERE:
+                raise
             return None
         if not stat.S_ISREG(status.st_mode):
             return None

@@ -139,7 +139,7 @@ def write(
         txn: Name under which this is written once, however often it is repeated. The table remembers the last 10,000
             names: a name that is repeated after as many others is written once more.
         columns: Columns of a partial update, with the key; the others of a row stay as they are, and are null in a new
-            row. A delete makes these columns null. By default rows are whole.
+            row. A delete makes these columns null. By default rows are whole. Other columns of ``df`` are not written.
 
     Returns:
         The epoch of the commit, and whether an earlier write of this name had it already.

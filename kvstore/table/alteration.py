@@ -132,7 +132,9 @@ def columns_renamed(now: TableDefinition, names: Mapping[str, str]) -> AlterColu
         InvalidRequest: A name is not possible, or two columns would have it.
     """
     _check_there(now, list(names))
-    # Refuses impossible names, and one that is there twice.
+    for name in names.values():
+        schemas.check_name(name)
+    # Refuses a name that is there twice.
     schemas.normalise(pa.schema([field.with_name(names.get(field.name, field.name)) for field in now.schema]))
     return _altered(now, [field.with_name(names.get(field.name, field.name)) for field in now.stored], names)
 

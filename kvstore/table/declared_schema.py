@@ -26,7 +26,7 @@ import pyarrow as pa
 from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch
 from logformat.rows.python_values import MISFITS, column_of
-from logformat.rows.schema import dict_of, normalise_type
+from logformat.rows.schema import check_name, dict_of, normalise_type
 
 Made = TypeVar("Made")
 SchemaGiven = Any
@@ -170,6 +170,7 @@ def type_named(name: str) -> pa.DataType:
 def _column(name: Any, kind: Any) -> pa.Field:
     if not isinstance(name, str):
         raise InvalidRequest("The name of a column is text.", column=shown(name))
+    check_name(name)
     if isinstance(kind, str):
         return pa.field(name, type_named(kind.removesuffix(NOT_NULL)), not kind.endswith(NOT_NULL))
     if isinstance(kind, pa.DataType):

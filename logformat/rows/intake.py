@@ -321,7 +321,10 @@ def _check_names(given: Sequence[str], schema: pa.Schema, *, fills: bool) -> Non
         )
     if unknown:
         raise SchemaMismatch(
-            "The table has no such column, or fills it itself; leave it out.", unknown=unknown, columns=schema.names
+            "The table has no such column, or fills it itself, or it is not among the `columns` to be written; leave it"
+            " out.",
+            unknown=unknown,
+            columns=schema.names,
         )
     if len(set(given)) < len(given):
         raise SchemaMismatch("A column is given twice.", given=list(given))

@@ -55,7 +55,7 @@ def normalise(schema: pa.Schema, primary_key: Sequence[str] = ()) -> pa.Schema:
     if not names or len(names) > COLUMNS_MAX:
         raise InvalidRequest(f"A table must have 1 to {COLUMNS_MAX} columns.", columns=len(names))
     for name in names:
-        _check_name(name)
+        check_name(name)
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InvalidRequest("Column names must be unique.", column=twice)
@@ -177,11 +177,16 @@ def _column_from_json(column: dict[str, Any], number: int) -> pa.Field:
 
 
 def _normalise_field(field: pa.Field, column: str, depth: int) -> pa.Field:
-    _check_name(field.name, nested=True)
+    check_name(field.name, nested=True)
     return pa.field(field.name, normalise_type(field.type, column, depth + 1), field.nullable)
 
 
-def _check_name(name: str, *, nested: bool = False) -> None:
+def check_name(name: str, *, nested: bool = False) -> None:
+    """Check the name of a column, or of a field in one.
+
+    Raises:
+        InvalidRequest: It is empty, reserved, too long or not printable. Arrow raises other errors for some of these.
+    """
     if not nested and (not name or name in RESERVED_NAMES):
         raise InvalidRequest("This column name is reserved or empty; choose another.", column=name)
     if len(name.encode("utf-8", "surrogatepass")) > NAME_BYTES_MAX or not name.isprintable():

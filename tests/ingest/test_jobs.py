@@ -20,9 +20,12 @@ from kvstore.errors import InvalidRequest, StoreLocked, TaskFailed, Unavailable
 from kvstore.ingest import reading, runner, tasks
 from kvstore.ingest.engine import EmbeddedEngine
 from kvstore.ingest.records import Home
+from kvstore.options import StoreOptions
+from kvstore.store.store import Store
 from logformat.catalog.jobs import SourceFile, TaskCounts
 from logformat.ids import JobId, TableId
 from tests.ingest.worlds import BAD, SCHEMA, keys, left_out, write
+from tests.support.clocks import SetClock
 from tests.support.tables import rows_of
 from tests.support.waiting import wait_until
 
@@ -515,6 +518,20 @@ class TestFollow:
         write(source, "a.csv", 0)
         with pytest.raises(InvalidRequest, match="job or its table was dropped"):
             kvstore.Job(Home(*parts, dropped, allowed, allowed), JobId(job.id)).run()
+
+    def test_waits_for_no_clock_that_was_set_back(self, store_path: Path, source: Path) -> None:
+        clock = SetClock(10 * 86_400_000)
+        path = write(source, "a.csv", 0, more=BAD)
+        with Store(store_path, StoreOptions(), clock=clock) as store:
+            store.create_table("t", SCHEMA, "k")
+            job = store.create_job("j", source=source, format="csv", table="t")
+            with pytest.raises(TaskFailed):
+                job.run()
+            write(source, "a.csv", 0)
+            with pytest.raises(TaskFailed, match="has not come"):
+                job.run()
+            clock.now = 86_400_000
+            assert [each.last for each in job.run().tasks] == [path.name]
 
     def test_waits_longer_each_time(self) -> None:
         waits = [runner.backoff_ms(failures) for failures in range(40)]

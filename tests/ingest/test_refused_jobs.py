@@ -84,9 +84,15 @@ class TestRefused:
         monkeypatch.setattr(sources.os, "scandir", going)
         assert [each.last for each in job.run().tasks] == ["a.csv"]
 
+    def test_links_that_lead_nowhere_are_no_files(self, job: kvstore.Job, source: Path) -> None:
+        write(source, "a.csv", 0)
+        for number, target in enumerate(["0.csv", "gone.csv", "a.csv/x"]):
+            (source / f"{number}.csv").symlink_to(target)
+        assert [each.last for each in job.run().tasks] == ["a.csv"]
+
     def test_what_can_not_be_looked_at_is_named(self, job: kvstore.Job, source: Path) -> None:
         (source / "b").mkdir()
-        (source / "b" / "c.csv").symlink_to("c.csv")
+        (source / "b" / "c.csv").symlink_to("c" * 1000)
         with pytest.raises(Unavailable, match="can't be listed") as refused:
             job.run()
         assert refused.value.where["path"] == repr(str(source / "b" / "c.csv"))

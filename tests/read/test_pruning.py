@@ -84,6 +84,20 @@ def test_a_filter_finds_the_same_rows_as_a_full_scan(
             assert table.scan(filter=filter).read_all() == everything.filter(filter)
 
 
+def test_two_bounds_on_a_decimal_whose_scale_is_negative(store: kvstore.Store) -> None:
+    kind = pa.decimal128(5, -2)
+    table = store.create_table("t", pa.schema([pa.field("k", kind, False)]), "k")
+    table.upsert([{"k": Decimal(100 * n)} for n in range(-3, 4)])
+    low, high = (pa.scalar(Decimal(value), kind) for value in (-100, 200))
+    for filter, expected in (
+        ((k >= low) & (k >= high), [200, 300]),
+        ((k < low) & (k < high), [-300, -200]),
+        ((k > low) | (k > high), [0, 100, 200, 300]),
+        ((k <= low) | (k <= high), [-300, -200, -100, 0, 100, 200]),
+    ):
+        assert table.scan(filter=filter).read_all()["k"].to_pylist() == expected
+
+
 LARGE: dict[str, tuple[pa.DataType, Callable[[int], Any]]] = {
     "int": (pa.int64(), lambda n: (n - 300) * 1_000_003),
     "text": (pa.string(), lambda n: f"{'common/' * (n % 3)}{'deep/' * (n % 7)}{n:03}"),

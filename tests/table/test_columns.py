@@ -210,7 +210,7 @@ def test_what_is_refused(store: kvstore.Store) -> None:
     before = [store[name].schema_id for name in store]
     wrong_names: list[Any] = [
         *({}, {"a": "b"}, {"a": "x", "b": "x"}, {"a": ""}, {"a": "_bucket"}, {"a": "\x7f1"}, {"a": "x\n"}, {"a": 5}),
-        *(["a"], {"a": "x" * 256}),
+        *(["a"], {"a": "x" * 256}, {"a": "\ud800"}),
     ]
     for names in wrong_names:
         with pytest.raises(InvalidRequest):

@@ -341,8 +341,9 @@ class TestSql:
     def test_tables_that_differ_only_in_case_are_not_taken_for_each_other(self, store: kvstore.Store) -> None:
         for name in ("t", "T"):
             store.create_table(name, SCHEMA, "k")
+        store.create_table("other", SCHEMA, "k")
         for query in ("SELECT * FROM t", 'SELECT * FROM "T"'):
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(InvalidRequest, match=r"upper and lower case.*tables=\['T', 't'\]"):
                 store.sql(query)
 
     @pytest.mark.parametrize("end", [lambda store: store.close(), lambda store: store.drop_table("files")])

@@ -188,6 +188,7 @@ def test_a_dict_names_types(store: kvstore.Store) -> None:
         ({"k": int | str}, "column=k"),
         ({"k": "decimal128(99, 2)"}, "decimal128"),
         ({1: "int64"}, "name of a column"),
+        ({"k": "int64", "\ud800": "string"}, "printable text"),
         ({"k": 7}, "column=k"),
         ({"k": [int]}, "column=k"),
         ([("k", "int64")], "A schema is"),

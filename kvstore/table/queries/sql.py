@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -37,6 +38,7 @@ AtOnce: TypeAlias = Callable[[Sequence[str]], AbstractContextManager[Callable[[s
 _CHANGES = "changes"
 _PLACES = [("start", ("full", "earliest", "latest")), ("end", ("latest",))]
 _WRITES = {"ALTER", "COPY", "CREATE", "DELETE", "DROP", "INSERT", "MERGE_INTO", "UPDATE"}
+_MISSING = re.compile("Catalog Error: Table with name (.+) does not exist")
 _MACRO = """CREATE MACRO changes
     (name) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name)))),
     (name, start) AS TABLE (FROM query_table('changes_' || sha256(concat_ws(chr(10), name, start)))),
@@ -155,6 +157,15 @@ def _refused(query: str, names: Sequence[str], error: Exception) -> InvalidReque
         return InvalidRequest("This query can't be run.", query=shown(query), reason=reason)
     # What DuckDB suggests is a table of its own.
     reason = reason.partition("\n")[0]
+    missing = _MISSING.match(reason)
+    alike = [name for name in names if missing is not None and name.lower() == missing[1].lower()]
+    if len(alike) > 1:
+        return InvalidRequest(
+            "DuckDB takes upper and lower case of names for the same; rename one of these tables, or give its rows"
+            " under another name in `tables`.",
+            query=shown(query),
+            tables=alike,
+        )
     return InvalidRequest("This query can't be run.", query=shown(query), reason=reason, tables=list(names))
 
 
