@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from kvstore.arguments import column_names
-from kvstore.errors import DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
+from kvstore.errors import BatchTooLarge, DeletionDisabled, InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.encoded import SmallRequest, encoded_writes
@@ -22,6 +22,7 @@ from kvstore.request.sizes import bytes_of
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of
 from logformat.ids import NO_SEQUENCE, NO_WRITER, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.arrow_message import RAW_BYTES_MAX
+from logformat.log.batch import BATCH_BYTES_MAX
 from logformat.rows.changes import Changes
 from logformat.rows.schema import without_dropped
 
@@ -77,8 +78,13 @@ def request_of(
 
     Raises:
         InvalidRequest: The changes are too large, or the table takes no deletes.
+        BatchTooLarge: A single row is.
     """
     if (size := bytes_of(changes.rows)) > ROWS_BYTES_MAX:
+        if len(changes) == 1:
+            raise BatchTooLarge(
+                f"A row can have at most {BATCH_BYTES_MAX} bytes; keep what is larger in a file.", bytes=size
+            )
         raise InvalidRequest(f"A batch can have at most {ROWS_BYTES_MAX} bytes; send several smaller ones.", bytes=size)
     if not overwrite:
         changes = _deletes_allowed(changes, definition)

@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 import kvstore
-from kvstore.errors import BatchTooLarge
+from kvstore.errors import BatchTooLarge, InvalidRequest
+from kvstore.request import preparation
 from logformat.log import batch as log_batch
 
 ROWS, ROW_BYTES = 120, 8_000
@@ -108,6 +109,20 @@ def test_a_row_that_can_not_be_replaced_is_refused(store: kvstore.Store) -> None
     del table[1]
     table.upsert({**row, "n": 1})
     assert table[1]["n"] == 1
+
+
+def test_a_row_that_no_batch_can_hold_is_refused_as_one_row(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparation, "ROWS_BYTES_MAX", 2 * BATCH_BYTES)
+    table = store.create_table("t", SCHEMA, "k")
+    row = {"k": 1, "n": 0, "y": b"x" * (2 * BATCH_BYTES)}
+    for rows in (row, [row], pa.Table.from_pylist([row], table.schema)):
+        with pytest.raises(BatchTooLarge, match="A row can have at most"):
+            table.upsert(rows)
+    with pytest.raises(InvalidRequest, match="send several smaller"):
+        table.upsert([{**row, "k": k, "y": b"x" * BATCH_BYTES} for k in range(2)])
+    assert len(table) == 0
 
 
 @pytest.mark.parametrize("write", [name for name, (_, expected) in WRITES.items() if expected(large())])
