@@ -47,7 +47,15 @@ def spark_schema(schema: pa.Schema) -> StructType:
     Raises:
         UnsupportedOperation: Spark has no type for a column.
     """
-    return cast(StructType, from_arrow_schema(pa.schema([(field.name, spark_type(field.type)) for field in schema])))
+    return cast(StructType, from_arrow_schema(pa.schema([(field.name, _type_of(field)) for field in schema])))
+
+
+def _type_of(field: pa.Field) -> pa.DataType:
+    try:
+        return spark_type(field.type)
+    except UnsupportedOperation as error:
+        error.where["column"] = field.name
+        raise
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -137,7 +145,8 @@ def for_spark(batch: pa.RecordBatch, target: pa.Schema) -> pa.RecordBatch:
             columns.append(column if column.type == field.type else column.cast(field.type))
         except pa.ArrowInvalid as error:
             raise UnsupportedOperation(
-                "A value does not fit Spark's type for its column; leave the column out with option `columns`.",
+                "A value does not fit Spark's type for its column; leave the column out: with option `columns`, or in a"
+                " catalog by a SELECT of the others.",
                 column=field.name,
                 type=column.type,
                 reason=str(error),
@@ -152,9 +161,11 @@ def spark_type(stored: pa.DataType) -> pa.DataType:
         UnsupportedOperation: Spark has none.
     """
     types = pa.types
-    if types.is_decimal256(stored):
+    if types.is_decimal256(stored) or (types.is_decimal(stored) and not 0 <= stored.scale <= stored.precision):
         raise UnsupportedOperation(
-            "Spark has decimals of at most 38 digits; leave the column out with option `columns`.", type=stored
+            "Spark has decimals of at most 38 digits, of which none to all are after the point; read the table by"
+            ' format("kvstore"), and leave the column out with option `columns`.',
+            type=stored,
         )
     if stored in _WIDENED:
         return _WIDENED[stored]

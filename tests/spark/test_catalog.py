@@ -293,6 +293,34 @@ def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_o
 
 
 @pytest.mark.spark_more
+@pytest.mark.parametrize("kind", [pa.decimal256(50, 2), pa.decimal128(5, -2), pa.decimal128(2, 5)])
+def test_a_table_with_a_column_that_spark_can_not_have(
+    spark: SparkSession, store_of_catalog: kvstore.Store, kind: pa.DataType
+) -> None:
+    table = store_of_catalog.create_table("t", pa.schema([("k", pa.int64()), ("v", kind)]), "k")
+    table.upsert([{"k": 1, "v": None}])
+    with pytest.raises(PySparkException, match=r"option `columns`.*column=v"):
+        run(spark, "SELECT k FROM kv.t")
+    options = {"path": str(store_of_catalog.path), "table": "t", "columns": "k"}
+    assert spark.read.format("kvstore").options(**options).load().collect() == [(1,)]
+    run(spark, "DROP TABLE kv.t")
+    assert store_of_catalog.list_tables() == []
+    run(spark, "DROP TABLE IF EXISTS kv.t")
+
+
+@pytest.mark.spark_more
+def test_a_query_on_a_table_of_a_catalog_names_its_columns_itself(
+    spark: SparkSession, store_of_catalog: kvstore.Store
+) -> None:
+    run(spark, CREATE)
+    name = f"{spark.conf.get('kvstore.test.catalog')}.t"
+    with pytest.raises(PySparkException, match=r"leave this option out. columns=k"):
+        spark.read.option("columns", "k").table(name).collect()
+    run(spark, "INSERT INTO kv.t VALUES (1, 'a')")
+    assert run(spark, "SELECT s FROM kv.t") == [("a",)]
+
+
+@pytest.mark.spark_more
 @pytest.mark.parametrize(
     ("condition", "row_changes"),
     [
@@ -306,6 +334,7 @@ def test_names_follow_the_setting_of_spark_for_case(spark: SparkSession, store_o
         ("d <= 1", [2]),
         ("d = CAST('NaN' AS double)", None),
         ("s >= 'b' AND n IS NULL", [4]),
+        ("N <> 20 AND S = 'a'", [1]),
     ],
 )
 def test_an_insert_replaces_the_rows_that_pass_a_condition_and_no_others(

@@ -38,8 +38,17 @@ class CatalogTable(loaded: Loaded, options: util.Map[String, String], name: Stri
     super.withOwn(given)
   }
 
+  override def newScanBuilder(given: CaseInsensitiveStringMap): ScanBuilder = {
+    if (given.containsKey("columns")) {
+      throw new Refused(
+        "kvstore.errors.InvalidRequest: A query on a table of a catalog says itself which columns it reads; leave this " +
+          s"option out. columns=${given.get("columns")}", "read", name)
+    }
+    super.newScanBuilder(given)
+  }
+
   override def newWriteBuilder(info: LogicalWriteInfo): WriteBuilder =
-    new StoreWriteBuilder(name, info, Json.of(withOwn(info.options)), loaded.pinned, super.newWriteBuilder(info))
+    new StoreWriteBuilder(name, loaded.columns, info, Json.of(withOwn(info.options)), loaded.pinned, super.newWriteBuilder(info))
 
   override def truncateTable(): Boolean = truncateTable(CaseInsensitiveStringMap.empty)
 

@@ -85,6 +85,14 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog with Support
   /** A table as it is now, so that each query sees what is committed when it is planned. */
   override def loadTable(table: Identifier): Table = load(table, Map.empty)
 
+  /** Also of a table with columns that Spark can't have, so that it can be dropped. */
+  override def tableExists(table: Identifier): Boolean =
+    (namespaceExists(table.namespace) && isListed(table.name)) || super.tableExists(table)
+
+  private def isListed(name: String): Boolean =
+    try names().contains(name)
+    catch { case _: Refused => false } // a replica lists none
+
   override def loadTable(table: Identifier, version: String): Table = load(table, Map("asOf" -> version))
 
   override def loadTable(table: Identifier, micros: Long): Table =

@@ -10,6 +10,7 @@ import org.apache.spark.sql.connector.expressions.filter.Predicate
 import org.apache.spark.sql.connector.write._
 import org.apache.spark.sql.connector.write.streaming.StreamingWrite
 import org.apache.spark.sql.execution.arrow.ArrowWriter
+import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.sources.Filter
 import org.apache.spark.sql.types.{StringType, StructType}
 import org.apache.spark.unsafe.types.UTF8String
@@ -20,9 +21,11 @@ import org.json4s.jackson.JsonMethods.{compact, parse, render}
 /** INSERT, INSERT OVERWRITE of all rows or of those that pass a condition, and a MERGE that only inserts; streams are
   * written by the Python source.
   *
+  * @param columns of the table
   * @param pinned what such a MERGE has read of the table
   */
-class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject, pinned: JValue, stream: WriteBuilder)
+class StoreWriteBuilder(
+    table: String, columns: StructType, info: LogicalWriteInfo, options: JObject, pinned: JValue, stream: WriteBuilder)
     extends WriteBuilder with SupportsOverwrite with SupportsDynamicOverwrite {
   private var replaces = false
   private var condition: Option[List[JObject]] = None
@@ -36,9 +39,17 @@ class StoreWriteBuilder(table: String, info: LogicalWriteInfo, options: JObject,
     super.canOverwrite(predicates) || refuse(predicates.mkString(" AND "))
 
   override def overwrite(filters: Array[Filter]): WriteBuilder = {
-    condition = Some(filters.toList.map(each => Filters.json(each).getOrElse(refuse(each.toString))))
+    condition = Some(filters.toList.map(each => Filters.json(each).map(resolved).getOrElse(refuse(each.toString))))
     truncate()
   }
+
+  /** A condition with the table's names of columns: Spark leaves them as the user has written them. */
+  private def resolved(condition: JObject): JObject = condition.mapField {
+    case ("column", JArray(JString(given) :: rest)) =>
+      val column = columns.fieldNames.find(SQLConf.get.resolver(_, given)).getOrElse(given)
+      "column" -> JArray(JString(column) :: rest)
+    case other => other
+  }.asInstanceOf[JObject]
 
   private def refuse(condition: String): Nothing =
     throw new Refused(
