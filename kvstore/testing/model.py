@@ -139,6 +139,7 @@ class Model:
         epoch: int = 0,
         *,
         columns: Collection[str] | None = None,
+        known: Collection[str] | None = None,
         overwrite: bool = False,
     ) -> Answer:
         """Apply one batch; columns that its rows lack are null.
@@ -149,13 +150,14 @@ class Model:
             sequence: The number of the batch among its writer's.
             epoch: Incarnation of the writer.
             columns: Columns that the batch sets; all if None.
+            known: Columns of the table when the batch was made; those that it has now if None.
             overwrite: Whether rows are stored as they come, whatever the merge engine.
 
         Raises:
             Refused: A batch is missing before this one, its epoch is fenced, or its content is refused. Nothing of it
                 is in the model.
         """
-        targets = self._targets(columns, overwrite)
+        targets = self._targets(columns, known or self.rules.names, overwrite)
         if not overwrite and self.rules.delete_behavior != "allow":
             upserts = [operation for operation in operations if operation[0] == "upsert"]
             if self.rules.delete_behavior == "disable" and len(upserts) < len(operations):
@@ -183,11 +185,17 @@ class Model:
             self.fence(writer, epoch)
         return answer
 
-    def _targets(self, columns: Collection[str] | None, overwrite: bool) -> frozenset[str] | None:
+    def _targets(
+        self, columns: Collection[str] | None, known: Collection[str], overwrite: bool
+    ) -> frozenset[str] | None:
         """The columns of a partial batch; None if it is about whole rows."""
-        if columns is None or all(name in columns or name == self.rules.auto_increment for name in self.rules.names):
+        if columns is None or {*self.rules.names} <= {*columns, self.rules.auto_increment}:
             return None
-        if not overwrite and (self.rules.engine.spec == "first_row" or "versioned" in self.rules.engine.spec):
+        spec = self.rules.engine.spec
+        takes_targets = overwrite or not (spec == "first_row" or "versioned" in spec)
+        if {*known} <= {*columns, self.rules.auto_increment}:  # columns that came later stay as they are
+            return frozenset(columns) if takes_targets else None
+        if not takes_targets:
             raise Refused(errors.UnsupportedOperation)
         fields = [self.rules.engine.schema.field(name) for name in self.rules.names if name not in self.key]
         if any(not field.nullable and field.name != self.rules.auto_increment for field in fields):

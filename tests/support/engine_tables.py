@@ -86,7 +86,7 @@ class Write:
 
     operations: list[Operation]
     schema: pa.Schema | None = None
-    schema_id: int = 1
+    schema_id: int | None = None
     columns: list[str] | None = None
     overwrite: bool = False
 
@@ -303,7 +303,12 @@ class Machine(RuleBasedStateMachine):
         self.agrees = False  # until it does
         try:
             expected = self.model.apply(
-                write.operations, writer, sequence, columns=write.columns, overwrite=write.overwrite
+                write.operations,
+                writer,
+                sequence,
+                columns=write.columns,
+                known=None if write.schema_id is None else self.schemas[write.schema_id - 1].names,
+                overwrite=write.overwrite,
             )
         except Refused as refused:
             event(f"refused: {refused.error.__name__}")
