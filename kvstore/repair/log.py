@@ -174,10 +174,12 @@ class LogRepair:
         present = set(self._segments) | {each.head_base for each in self._segments.values()}
         heads = {base: each.head for base, each in self._segments.items() if each.head is not None}
         if not present:
-            # Nothing says which segments had expired.
             start = 0 if self._source is None else self._source.start(self._stream)
-            durable = {base for base in sparse_bases if base < self._evidence.durable_end}
-            return sorted(base for base in durable | self._evidence.bases | {Offset(start)} if base >= start)
+            durable = {base for base in sparse_bases if start <= base < self._evidence.durable_end}
+            bases = durable | {base for base in self._evidence.bases if base >= start}
+            if not durable or not self._evidence.can_begin_at(min(durable)):
+                bases.add(Offset(start))  # nothing else says which segments had expired
+            return sorted(bases)
         first, last = min(present), max(present)
         bases = present | {base for base in self._evidence.bases if base > first and not self._is_within(base)}
         for base, following in pairwise(sorted(present)):

@@ -62,3 +62,14 @@ def test_damage_to_one_or_two_files_is_repaired(
         assert found == truth, (case, damaged)
         goes_on(world.path)
         shutil.rmtree(world.path)
+
+
+def test_a_log_that_had_expired_begins_where_it_did_though_all_its_segments_are_lost(
+    built: Callable[..., Built], tmp_path: Path
+) -> None:
+    original, truth = built((4, 9, 13), 4000)
+    world = original.copied(tmp_path / "store")
+    for segment in (world.path / "tables/1/0/log").glob("*.log"):
+        segment.unlink()
+    assert world.repair()
+    assert seen(world.path) == truth

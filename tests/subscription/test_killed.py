@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -87,6 +87,9 @@ def kills(path: Path, count: int, seed: int) -> None:
             children[victim] = started(victim)
         for writer in range(WRITERS):
             children[writer].say("enough")
+            with suppress(EOFError, ConnectionResetError):
+                while True:  # what it says fills its pipe, and then it hears nothing
+                    children[writer].hear()
             assert children[writer].join() == 0
     finally:
         for child in children.values():
