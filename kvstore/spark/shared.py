@@ -23,6 +23,7 @@ from uuid import uuid4
 import msgspec
 import pyarrow as pa
 from pyspark import StorageLevel, TaskContext
+from pyspark.errors import PySparkAttributeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import lit
 from pyspark.sql.types import StringType, StructField, StructType
@@ -215,6 +216,8 @@ def sink(
 ) -> Callable[[DataFrame, int], None]:
     """A function for ``foreachBatch`` that writes each batch of a stream to a shared table, once.
 
+    Spark Connect does not tell a batch its query: there the function raises UnsupportedOperation.
+
     Args:
         url, table: See :func:`create_table`.
         writer: Name of the stream. A batch is known by it, the query and the number of the batch, so a query with a new
@@ -231,7 +234,13 @@ def sink(
     printable("writer", writer, NAME_BYTES_MAX - _QUERY_BYTES)
 
     def write_batch(df: DataFrame, batch: int) -> None:
-        query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        try:
+            query = df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        except PySparkAttributeError as error:
+            raise UnsupportedOperation(
+                "Spark Connect does not tell a batch which query it is of; call write() in a function of your own, with"
+                " a `txn` of the stream's name and the batch's number."
+            ) from error
         if query is None:
             raise UnsupportedOperation("This is for `writeStream.foreachBatch`; write a DataFrame with write().")
         _written(df, url, table, batch_name(writer, query, batch), columns)

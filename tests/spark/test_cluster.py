@@ -222,12 +222,15 @@ def test_spark_connect_reads_and_writes(store: kvstore.Store, tmp_path: Path) ->
     table.flush()
     with driver("connect", store.path, tmp_path / "checkpoint") as process:
         said = dict(line.split(" ", 1) for line in lines_until(process, "done")[:-1] if line[0].islower())
-    assert {name: said[name].strip() for name in ("counted", "filtered", "inserted", "copied", "python")} == {
+    names = "counted", "filtered", "inserted", "copied", "python", "shared", "sink"
+    assert {name: said[name].strip() for name in names} == {
         "counted": "10",
         "filtered": "['3']",
         "inserted": "[(0, '0'), (1, 'x')]",
         "copied": "['1', '1', '0']",
         "python": "10",
+        "shared": "1",
+        "sink": "True",
     }
 
 

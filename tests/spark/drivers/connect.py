@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from kvstore.spark import KvStoreSource, configure, read
+from kvstore.spark import KvStoreSource, configure, create_table, read, sink, write
 from tests.spark.drivers.session import say
 
 
@@ -30,6 +31,15 @@ def main(store: str, checkpoint: str) -> None:
     spark.dataSource.register(KvStoreSource)
     python = spark.read.format("kvstore_python").options(path=store, table="u").load()
     say("python", python.count())
+    shared = f"{store}-shared"
+    create_table(shared, "t", {"k": "int64", "s": "string"}, "k")
+    say("shared", write(spark.table("kv.t"), shared, "t", txn="once").epoch)
+    stream = changes.load().writeStream.option("checkpointLocation", f"{checkpoint}-sink").trigger(availableNow=True)
+    query = stream.foreachBatch(sink(shared, "t", writer="w")).start()
+    try:
+        query.awaitTermination()
+    except StreamingQueryException as error:
+        say("sink", "UnsupportedOperation: Spark Connect does not tell a batch" in str(error))
     say("done")
     spark.stop()
 
