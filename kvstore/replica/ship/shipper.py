@@ -216,9 +216,10 @@ class Shipper:
         Raises:
             WriterFenced: It lacks some of it, or has something else there. Nothing was shipped.
             Unavailable: The replica can't be reached.
+            UnsupportedVersion: A newer version ships to the replica.
         """
-        data = content_of(self._client, replica_manifest.NAME, replica_manifest.MANIFEST_BYTES_MAX)
         try:
+            data = content_of(self._client, replica_manifest.NAME, replica_manifest.MANIFEST_BYTES_MAX)
             manifest = None if data is None else replica_manifest.decode(data, self._runtime.store_id)
         except CorruptData:  # a check finds it
             return
