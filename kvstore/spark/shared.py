@@ -239,7 +239,7 @@ def sink(
         except PySparkAttributeError as error:
             raise UnsupportedOperation(
                 "Spark Connect does not tell a batch which query it is of; call write() in a function of your own, with"
-                " a `txn` of the stream's name and the batch's number."
+                " a `txn` of the batch's number and of a name that is new for each checkpoint."
             ) from error
         if query is None:
             raise UnsupportedOperation("This is for `writeStream.foreachBatch`; write a DataFrame with write().")

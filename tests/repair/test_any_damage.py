@@ -68,6 +68,7 @@ def test_a_log_that_had_expired_begins_where_it_did_though_all_its_segments_are_
     built: Callable[..., Built], tmp_path: Path
 ) -> None:
     original, truth = built((4, 9, 13), 4000)
+    assert truth["t offsets"][0][0] > 0, "it had expired"
     world = original.copied(tmp_path / "store")
     for segment in (world.path / "tables/1/0/log").glob("*.log"):
         segment.unlink()

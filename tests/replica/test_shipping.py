@@ -10,13 +10,14 @@ from random import Random
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 import kvstore
 from kvstore.bucket.handle import BucketHandle
 from kvstore.checkpoint import recovery
 from kvstore.clock import SystemClock
 from kvstore.disk.files import Files
-from kvstore.errors import CorruptData, InvalidRequest, StoreFull, Unavailable, WriterFenced
+from kvstore.errors import CorruptData, InvalidRequest, StoreFull, Unavailable, UnsupportedVersion, WriterFenced
 from kvstore.meta.state import TableDefinition
 from kvstore.options import Durability
 from kvstore.replica.client import ObjectStore
@@ -24,11 +25,14 @@ from kvstore.replica.replica import Replica
 from kvstore.replica.ship.background import Shipping
 from kvstore.request.partition import spread
 from kvstore.store.store import new_table
+from logformat import json_line
 from logformat.catalog.replicas import CATALOG
 from logformat.ids import BucketId
 from logformat.log.index_state import IndexState
+from logformat.replica.manifest import ReplicaManifest
 from logformat.replica.object_file import parse_name
 from logformat.rows.changes import Changes
+from tests.repair.damage import spoil
 from tests.replica.objects import SCHEMA, Faulty, Objects, changes_of, replica_of, restored
 from tests.store.helpers import run
 from tests.support.processes import Child, Pipe
@@ -223,15 +227,17 @@ def test_shipping_to_the_replica_of_another_store_is_refused(tmp_path: Path) -> 
         assert objects.held == held
 
 
-@pytest.mark.parametrize("rows_since", [0, 3, 30])
-def test_an_older_copy_in_the_place_of_its_store_ships_nothing(tmp_path: Path, rows_since: int) -> None:
+@pytest.mark.parametrize("shipments", [1, 20])
+@pytest.mark.parametrize("rows_since", [0, 3, 60])
+def test_an_older_copy_in_the_place_of_its_store_ships_nothing(tmp_path: Path, rows_since: int, shipments: int) -> None:
+    """Of 20 shipments their ranges are merged."""
     objects = Objects()
     with kvstore.open(tmp_path / "s") as store:
         store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
         replica_of(store, objects).ship()
     shutil.copytree(tmp_path / "s", tmp_path / "old")
     with kvstore.open(tmp_path / "s") as store:
-        for k in range(2, 7):
+        for k in range(2, 2 + shipments):
             store.table("t").upsert([{"k": k, "v": k}])
             replica_of(store, objects).ship()
         changes = changes_of(store.table("t"))
@@ -239,10 +245,9 @@ def test_an_older_copy_in_the_place_of_its_store_ships_nothing(tmp_path: Path, r
     with kvstore.open(tmp_path / "old") as store:
         for k in range(rows_since):
             store.table("t").upsert([{"k": -k, "v": k}])
-        replica = replica_of(store, objects)
-        for call in (replica.ship, replica.check, replica.repair):
+        for call in ("ship", "check", "repair"):
             with pytest.raises(WriterFenced, match="older copy"):
-                call()
+                getattr(replica_of(store, objects), call)()
         store.table("t").upsert([{"k": 100, "v": 100}])  # the store itself goes on
     assert objects.held == held
     restored(objects, tmp_path / "back")
@@ -250,6 +255,70 @@ def test_an_older_copy_in_the_place_of_its_store_ships_nothing(tmp_path: Path, r
         assert changes_of(back.table("t")) == changes
     with kvstore.open(tmp_path / "s") as store:
         assert replica_of(store, objects).check()
+        store_id = store.runtime.store_id
+    recovery.recover(tmp_path / "old", store_id, Files(), SystemClock(), write=True)  # to go on with the copy
+    with kvstore.open(tmp_path / "old") as store:
+        replica_of(store, objects).ship()
+        assert replica_of(store, objects).check()
+        changes = changes_of(store.table("t"))
+    restored(objects, tmp_path / "back of the copy")
+    with kvstore.open(tmp_path / "back of the copy") as back:
+        assert changes_of(back.table("t")) == changes
+
+
+@pytest.mark.parametrize("rows_since", [0, 20])
+def test_a_store_that_lost_what_it_has_reported_ships_nothing(tmp_path: Path, rows_since: int) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        table.upsert([{"k": 1, "v": 1}])
+    shutil.copytree(tmp_path / "s" / "tables", tmp_path / "older")
+    with kvstore.open(tmp_path / "s") as store:
+        for k in range(2, 30):
+            store.table("t").upsert([{"k": k, "v": k}])
+        replica_of(store, objects).ship()
+    shutil.rmtree(tmp_path / "s" / "tables")
+    shutil.move(tmp_path / "older", tmp_path / "s" / "tables")
+    with kvstore.open(tmp_path / "s") as store:
+        store.table("t").upsert([{"k": -k, "v": k} for k in range(rows_since)])
+        replica = replica_of(store, objects)
+        for _ in range(2):
+            with pytest.raises(WriterFenced, match="has lost them"):
+                replica.ship()
+
+
+def test_damage_is_not_taken_for_an_older_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        table = store.create_table("t", SCHEMA, "k")
+        replica_of(store, objects).ship()
+        table.upsert([{"k": k, "v": 0} for k in range(9)])
+        store.flush()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(store.runtime.journal), "append", full)
+            with pytest.raises(StoreFull):
+                replica_of(store, objects).ship()
+    (segment,) = (tmp_path / "s/tables/1/0/log").glob("*.log")
+    spoil(segment, segment.stat().st_size - 16)
+    with kvstore.open(tmp_path / "s") as store, pytest.raises(CorruptData) as refused:
+        replica_of(store, objects).ship()
+    assert not isinstance(refused.value, WriterFenced)
+
+
+def test_the_manifest_of_a_newer_version_is_not_replaced(tmp_path: Path) -> None:
+    objects = Objects()
+    with kvstore.open(tmp_path / "s") as store:
+        store.create_table("t", SCHEMA, "k").upsert([{"k": 1, "v": 1}])
+        replica_of(store, objects).ship()
+        manifest = objects.held["TOLD"]
+        newer = replace(json_line.decode(manifest, ReplicaManifest, 1, "TOLD"), format=2)
+        objects.held["TOLD"] = json_line.encode(newer)
+        with pytest.raises(UnsupportedVersion):
+            replica_of(store, objects).ship()
+
+
+def full(*_: object, **__: object) -> None:
+    raise StoreFull("planted")
 
 
 @pytest.mark.parametrize("drops", [False, True])
@@ -263,10 +332,6 @@ def test_a_shipper_that_died_before_its_report_goes_on(
         table.upsert([{"k": k, "v": 0} for k in range(9)])
         store.flush()
         names = len(objects.names)
-
-        def full(*_: object, **__: object) -> None:
-            raise StoreFull("planted")
-
         with monkeypatch.context() as patch:
             patch.setattr(type(store.runtime.journal), "append", full)
             with pytest.raises(StoreFull):

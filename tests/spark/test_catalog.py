@@ -303,7 +303,7 @@ def test_a_table_with_a_column_that_spark_can_not_have(
         run(spark, "SELECT k FROM kv.t")
     options = {"path": str(store_of_catalog.path), "table": "t", "columns": "k"}
     assert spark.read.format("kvstore").options(**options).load().collect() == [(1,)]
-    run(spark, "DROP TABLE kv.t")
+    run(spark, "DROP TABLE kv.T")
     assert store_of_catalog.list_tables() == []
     run(spark, "DROP TABLE IF EXISTS kv.t")
 

@@ -26,6 +26,7 @@ from kvstore.errors import (
     ReplicaBehind,
     StoreError,
     Unavailable,
+    UnsupportedVersion,
     WriterFenced,
 )
 from kvstore.log.writer_state import WriterStates
@@ -153,12 +154,11 @@ class Shipper:
         self._as_of_ms = self._runtime.clock.now_ms()
         # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
         ends = self._ends_at_a_cut()
+        self.check_continues(asks=reports)  # the manifest costs a request
         if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
             self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
-        if reports:  # each time would cost a request
-            self.check_continues()
         catalog: Shipped | None = None
         streams, shipped, lag = set[Stream](), list[Shipped](), 0
         while True:
@@ -207,64 +207,86 @@ class Shipper:
             edit = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
             self._runtime.journal.append(lambda _: edit)
 
-    def check_continues(self) -> None:
-        """Check that the store has what the replica has beyond the last report.
+    def check_continues(self, *, asks: bool = True) -> None:
+        """Check that the store has what was reported as shipped, and what the replica has beyond.
 
-        That is there after a shipper died before it reported, and then the store has the same. If it has not, it is an
-        older copy that was put in the store's place, or its disk has lost what was durable.
+        A shipper that died before its report leaves something there, and then the store has the same. If it has not, it
+        is an older copy that was put in the store's place, or it has lost what was durable.
+
+        Args:
+            asks: Whether to ask the replica; else only what the catalog says is compared.
 
         Raises:
             WriterFenced: It lacks some of it, or has something else there. Nothing was shipped.
             Unavailable: The replica can't be reached.
+            CorruptData: The store is damaged there.
             UnsupportedVersion: A newer version ships to the replica.
         """
+        status = status_of(self._runtime, self._name)
+        for each in status.shipped:
+            with self.unless_dropped(each.stream):
+                if self._end(each.stream) < each.end:
+                    raise self._lacks(each)
+        for each in self._manifest() if asks else ():
+            before = status.of(each.stream)
+            if each.end > (0 if before is None else before.end):
+                with self.unless_dropped(each.stream):
+                    if not self._has_last(each.stream):
+                        raise self._lacks(each)
+
+    def _manifest(self) -> Sequence[Shipped]:
+        """What the manifest of this leader says; nothing if it is another's, or damaged, which a check finds."""
         try:
             data = content_of(self._client, replica_manifest.NAME, replica_manifest.MANIFEST_BYTES_MAX)
             manifest = None if data is None else replica_manifest.decode(data, self._runtime.store_id)
-        except CorruptData:  # a check finds it
-            return
-        if manifest is None or manifest.leader_epoch != self.epoch:
-            return
-        status = status_of(self._runtime, self._name)
-        for each in manifest.shipped:
-            before = status.of(each.stream)
-            reported = 0 if before is None else before.end
-            if each.end > reported and not self._has_same(each.stream, reported):
-                raise WriterFenced(
-                    "The replica has changes that this store lacks: the store is an older copy of what it was. Restore"
-                    " the replica into a new directory, and go on there; or take it off with `kvstore replica remove`,"
-                    " and add one in an empty place.",
-                    replica=shown_url(self._name),
-                    table_id=each.stream.table_id,
-                    bucket=each.stream.bucket,
-                    reported=reported,
-                    there=each.end,
-                )
+        except UnsupportedVersion:
+            raise
+        except CorruptData:
+            return ()
+        return () if manifest is None or manifest.leader_epoch != self.epoch else manifest.shipped
 
-    def _has_same(self, stream: Stream, start: int) -> bool:
-        """Whether the store has what the ranges of this leader have after an offset, where it can still tell."""
-        for name, size in Listing.of(self._client, f"{place_of_stream(stream)}/").sizes.items():
-            if name.kind != "range" or name.epoch != self.epoch or name.end <= start:
-                continue
+    def _has_last(self, stream: Stream) -> bool:
+        """Whether the store has the last range of this leader; then it has those before: batches have their time."""
+        listed = Listing.of(self._client, f"{place_of_stream(stream)}/").sizes
+        ranges = [name for name in listed if name.kind == "range" and name.epoch == self.epoch]
+        for name in sorted(ranges, key=lambda name: (name.end, name.start), reverse=True):
+            if name.end > self._end(stream):
+                return False
             try:
-                theirs = read_object(self._client, self._runtime.store_id, name, size).parts
+                theirs = read_object(self._client, self._runtime.store_id, name, listed[name]).parts
+            except UnsupportedVersion:
+                raise
             except CorruptData:  # a check finds it
                 continue
-            try:
-                ours = self.range_parts(name)
-                end = self._end(stream)
-            except CorruptData:  # a batch of the store has another offset
-                return False
-            except ReplicaBehind:  # the table was dropped
-                continue
-            if name.end > end or (ours is not None and list(map(bytes, ours)) != list(map(bytes, theirs))):
-                return False
+            ours = self._last_parts(name)
+            return list(map(bytes, theirs[len(theirs) - len(ours) :])) == ours
         return True
+
+    def _last_parts(self, name: ObjectName) -> list[bytes]:
+        """The batches or edits of a range that the store still has."""
+        if name.stream == CATALOG:
+            edits_left = self._runtime.journal.edits_after(Txid(name.end - 1))
+            return [] if edits_left is None else list(edits_left[:1])
+        log = self._handle(name.stream).log
+        begin = max(name.start, log.start())
+        return [bytes(each.data) for each in log.batches(Offset(begin), Offset(name.end))] if begin < name.end else []
 
     def _end(self, stream: Stream) -> int:
         if stream == CATALOG:
             return self._runtime.journal.state().txid
         return self._handle(stream).committed().applied_offset
+
+    def _lacks(self, shipped: Shipped) -> WriterFenced:
+        return WriterFenced(
+            "The replica has changes that this store lacks: the store is an older copy of what it was, or has lost"
+            " them. To have them, restore the replica into a new directory, and go on there. To go on without them,"
+            " run `kvstore meta recover --metadata-failure-recovery`.",
+            replica=shown_url(self._name),
+            table_id=shipped.stream.table_id,
+            bucket=shipped.stream.bucket,
+            ours=self._end(shipped.stream),
+            theirs=shipped.end,
+        )
 
     def range_parts(self, name: ObjectName) -> list[bytes | memoryview] | None:
         """The correct parts of a range, from the store itself; None if the store does not have them any more.
@@ -356,6 +378,7 @@ class Shipper:
         if before is not None and not _is_bare(before) and not with_reports and all(map(is_report, edits_left)):
             return None
         end = start + len(edits_left)
+        journal.flush()  # of other processes, too, which may have added some meanwhile
         self.ship_range(CATALOG, start, end)
         return Shipped(stream=CATALOG, start=before.start if before else start, end=end, snapshots=snapshots)
 

@@ -87,7 +87,7 @@ class StoreCatalog extends StagingTableCatalog with FunctionCatalog with Support
 
   /** Also of a table with columns that Spark can't have, so that it can be dropped. */
   override def tableExists(table: Identifier): Boolean =
-    (namespaceExists(table.namespace) && isListed(table.name)) || super.tableExists(table)
+    (namespaceExists(table.namespace) && (isListed(table.name) || inOtherCase(table.name).nonEmpty)) || super.tableExists(table)
 
   private def isListed(name: String): Boolean =
     try names().contains(name)

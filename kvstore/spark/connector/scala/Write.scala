@@ -46,7 +46,8 @@ class StoreWriteBuilder(
   /** A condition with the table's names of columns: Spark leaves them as the user has written them. */
   private def resolved(condition: JObject): JObject = condition.mapField {
     case ("column", JArray(JString(given) :: rest)) =>
-      val column = columns.fieldNames.find(SQLConf.get.resolver(_, given)).getOrElse(given)
+      val names = columns.fieldNames
+      val column = names.find(_ == given).orElse(names.find(SQLConf.get.resolver(_, given))).getOrElse(given)
       "column" -> JArray(JString(column) :: rest)
     case other => other
   }.asInstanceOf[JObject]
