@@ -269,6 +269,8 @@ class TestSql:
             ("SELECT ?", "a"),
             ("SELECT ?", 1),
             ("SELECT ?", [object()]),
+            ("SELECT ?", ["\ud800"]),
+            ("SELECT '\ud800'", None),
             ("SELECT * FROM read_csv(?)", ["/etc/passwd"]),
             ("SELECT * FROM read_text($path)", {"path": "/etc/passwd"}),
             ("SELECT * FROM query_table(?)", ["/etc/passwd"]),

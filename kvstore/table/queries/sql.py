@@ -60,6 +60,10 @@ def run(
     """
     if not isinstance(query, str):
         raise InvalidRequest("A query is text.", query=shown(query))
+    try:
+        query.encode()
+    except UnicodeEncodeError as error:  # of which DuckDB says that it is no text
+        raise InvalidRequest("A query can't have lone surrogates.", query=shown(query)) from error
     if params is not None and not isinstance(params, (list, tuple, Mapping)):
         raise InvalidRequest("`params` is a list for ?, or a dict for $name.", params=shown(params))
     given = _given({} if tables is None else tables, names)
