@@ -210,6 +210,10 @@ class Model:
         before = self.rows.get(key)
         engine = replace(self.rules.engine, spec="last_row") if overwrite else self.rules.engine
         if kind == "delete":
+            # A row is nothing without a value that can't be null.
+            values = () if targets is None else targets - set(self.key)
+            if not all(self.rules.engine.schema.field(name).nullable for name in values):
+                targets = None
             merged = engine.delete(before, targets and {*targets, *filter(None, [self.rules.auto_increment])})
         else:
             merged = engine.upsert(before, row, targets)
