@@ -138,6 +138,7 @@ class Runner:
     def _resumed(self, job: JobStatus) -> JobStatus:
         """The job, resumed if its failed task is due again, or if the clock was ahead when it failed."""
         waits_ms = None if job.resume_ms is None else job.resume_ms - self._home.clock.now_ms()
+        # No task waits for longer than RETRY_MS_MAX; a clock that was set back by a little changes nothing.
         if job.state == "paused" and waits_ms is not None and not 0 < waits_ms <= 2 * RETRY_MS_MAX:
             with suppress(NotNow):
                 return self._record.edit(lambda table, now: self._resumption(table, now, job))

@@ -154,8 +154,9 @@ class Shipper:
         self._as_of_ms = self._runtime.clock.now_ms()
         # Before the catalog, so that the shipped catalog has the schemas of all shipped batches.
         ends = self._ends_at_a_cut()
-        self.check_continues(asks=reports)  # the manifest costs a request
-        if not reports and not self._has_news(status, {stream: end for stream, (_, end) in ends.items()}):
+        offsets = {stream: end for stream, (_, end) in ends.items()}
+        self._check_continues(offsets, asks=reports)  # the manifest costs a request
+        if not reports and not self._has_news(status, offsets):
             self._check_not_replaced()
             return Shipment(0, 0, 0)
         self.lead()
@@ -207,14 +208,11 @@ class Shipper:
             edit = TellReplica(name=self._name, as_of_ms=self._as_of_ms, shipped=shipped)
             self._runtime.journal.append(lambda _: edit)
 
-    def check_continues(self, *, asks: bool = True) -> None:
+    def check_continues(self) -> None:
         """Check that the store has what was reported as shipped, and what the replica has beyond.
 
         A shipper that died before its report leaves something there, and then the store has the same. If it has not, it
         is an older copy that was put in the store's place, or it has lost what was durable.
-
-        Args:
-            asks: Whether to ask the replica; else only what the catalog says is compared.
 
         Raises:
             WriterFenced: It lacks some of it, or has something else there. Nothing was shipped.
@@ -222,17 +220,26 @@ class Shipper:
             CorruptData: The store is damaged there.
             UnsupportedVersion: A newer version ships to the replica.
         """
+        self._check_continues({stream: end for stream, (_, end) in self._ends().items()}, asks=True)
+
+    def _check_continues(self, ends: dict[Stream, Offset], *, asks: bool) -> None:
+        """See :meth:`check_continues`.
+
+        Args:
+            ends: The ends of all buckets.
+            asks: Whether to ask the replica; else only what the catalog says is compared.
+        """
         status = status_of(self._runtime, self._name)
+        # A table that is not there was dropped; or the catalog ends before its creation.
+        there: dict[Stream, int] = {CATALOG: self._runtime.journal.state().txid, **ends}
         for each in status.shipped:
-            with self.unless_dropped(each.stream):
-                if self._end(each.stream) < each.end:
-                    raise self._lacks(each)
+            if each.end > there.get(each.stream, each.end):
+                raise self._lacks(each, there[each.stream])
         for each in self._manifest() if asks else ():
-            before = status.of(each.stream)
-            if each.end > (0 if before is None else before.end):
-                with self.unless_dropped(each.stream):
-                    if not self._has_last(each.stream):
-                        raise self._lacks(each)
+            before, end = status.of(each.stream), there.get(each.stream)
+            is_beyond = each.end > (0 if before is None else before.end)
+            if is_beyond and end is not None and not self._has_last(each.stream, end):
+                raise self._lacks(each, end)
 
     def _manifest(self) -> Sequence[Shipped]:
         """What the manifest of this leader says; nothing if it is another's, or damaged, which a check finds."""
@@ -245,12 +252,16 @@ class Shipper:
             return ()
         return () if manifest is None or manifest.leader_epoch != self.epoch else manifest.shipped
 
-    def _has_last(self, stream: Stream) -> bool:
-        """Whether the store has the last range of this leader; then it has those before: batches have their time."""
+    def _has_last(self, stream: Stream, end: int) -> bool:
+        """Whether the store has the last range of this leader; then it has those before: batches have their time.
+
+        Args:
+            end: Where the store's own stream ends.
+        """
         listed = Listing.of(self._client, f"{place_of_stream(stream)}/").sizes
         ranges = [name for name in listed if name.kind == "range" and name.epoch == self.epoch]
         for name in sorted(ranges, key=lambda name: (name.end, name.start), reverse=True):
-            if name.end > self._end(stream):
+            if name.end > end:
                 return False
             try:
                 theirs = read_object(self._client, self._runtime.store_id, name, listed[name]).parts
@@ -258,7 +269,9 @@ class Shipper:
                 raise
             except CorruptData:  # a check finds it
                 continue
-            ours = self._last_parts(name)
+            ours: list[bytes] = []
+            with self.unless_dropped(stream):
+                ours = self._last_parts(name)
             return list(map(bytes, theirs[len(theirs) - len(ours) :])) == ours
         return True
 
@@ -271,12 +284,7 @@ class Shipper:
         begin = max(name.start, log.start())
         return [bytes(each.data) for each in log.batches(Offset(begin), Offset(name.end))] if begin < name.end else []
 
-    def _end(self, stream: Stream) -> int:
-        if stream == CATALOG:
-            return self._runtime.journal.state().txid
-        return self._handle(stream).committed().applied_offset
-
-    def _lacks(self, shipped: Shipped) -> WriterFenced:
+    def _lacks(self, shipped: Shipped, end: int) -> WriterFenced:
         return WriterFenced(
             "The replica has changes that this store lacks: the store is an older copy of what it was, or has lost"
             " them. To have them, restore the replica into a new directory, and go on there. To go on without them,"
@@ -284,7 +292,7 @@ class Shipper:
             replica=shown_url(self._name),
             table_id=shipped.stream.table_id,
             bucket=shipped.stream.bucket,
-            ours=self._end(shipped.stream),
+            ours=end,
             theirs=shipped.end,
         )
 
@@ -575,7 +583,7 @@ class Shipper:
         try:
             yield
         except StoreError:
-            if stream.table_id in self._runtime.catalog().tables:
+            if stream == CATALOG or stream.table_id in self._runtime.catalog().tables:
                 raise
 
     def _handle(self, stream: Stream) -> BucketHandle:
