@@ -146,7 +146,8 @@ def test_versions_that_have_expired_are_refused(open_store: OpenStore) -> None:
         pytest.fail("nothing has expired")
     with pytest.raises(OffsetOutOfRange, match="begin at the version of a later one, or at 'earliest'"):
         ranges_of(table, Bound("0"), Bound(None))
-    assert ranges_of(table, Bound("earliest"), Bound(None))[0][0] == begin
+    # What has expired is removed in the background, so the log may begin later than a moment ago.
+    assert begin <= ranges_of(table, Bound("earliest"), Bound(None))[0][0] <= table.offsets()[0][0]
 
 
 def test_net_changes_lead_from_the_rows_before_a_range_to_those_after_it(

@@ -131,8 +131,11 @@ def test_every_type_is_read_as_spark_reads_it(spark: SparkSession, path: Path) -
     known = _shown(_load(spark, path, "t", "kvstore_python"))
     assert len(known) == len(NULLS) * ROWS
     assert _shown(_load(spark, path, "t")) == known
+    by_key = _load(spark, path, "t").where(f"k IN ({', '.join(map(str, range(len(known))))})")  # they come with the plan
+    assert _shown(by_key) == known
     with _compiled(spark):
         assert _shown(_load(spark, path, "t")) == known
+        assert _shown(by_key.select("*")) == known
 
 
 def test_values_that_spark_keeps_outlive_their_batch(spark: SparkSession, path: Path) -> None:

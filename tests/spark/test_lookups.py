@@ -137,6 +137,80 @@ def rows_read(frame: DataFrame) -> list[int]:
     return [plan.metrics().apply("numOutputRows").value() for plan in plans if plan.nodeName().startswith("BatchScan")]
 
 
+def rows_that_came_with(frame: DataFrame) -> list[int]:
+    """Number of rows that came with the plan, of each scan that needs no task for them."""
+    leaves = frame._jdf.queryExecution().optimizedPlan().collectLeaves()
+    plans = [leaves.apply(place) for place in range(leaves.size())]
+    return [plan.data().length() for plan in plans if plan.nodeName() == "LocalRelation"]
+
+
+@pytest.mark.spark
+def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvstore.Store) -> None:
+    schema = pa.schema(
+        [
+            pa.field("k", pa.int64(), False),
+            pa.field("s", pa.string()),
+            pa.field("n", pa.decimal128(20, 3)),
+            pa.field("some", pa.list_(pa.struct([("a", pa.binary()), ("b", pa.map_(pa.string(), pa.date32()))]))),
+        ]
+    )
+    table = store.create_table("t", schema, "k", buckets=2)
+    some = [None, [], [{"a": b"\0", "b": {"x": dt.date(1969, 1, 1)}}, None, {"a": None, "b": {}}]]
+    table.upsert([{"k": k, "s": f"s{k}" if k % 3 else None, "n": k, "some": some[k % 3]} for k in range(200)])
+    table.flush()
+    table.upsert({"k": 5, "s": "five", "n": Decimal("5.5"), "some": None})
+    table.delete([8])
+    with catalog_of(spark, store.path) as (name, run):
+        spark.udf.register("twice", lambda k: 2 * k, "long")
+        spark.range(4, 9).createOrReplaceTempView("few")
+        few = ", ".join(map(str, range(0, 400, 2)))
+        expected: list[tuple[str, list[int]]] = [
+            ("SELECT * FROM kv.t WHERE k = 5", [1]),
+            ("SELECT * FROM kv.t WHERE k = 8 OR k IS NULL", []),
+            ("SELECT * FROM kv.t WHERE k = 8", [0]),
+            (f"SELECT * FROM kv.t WHERE k IN ({few})", [99]),
+            ("SELECT k + 1, upper(s) FROM kv.t WHERE k IN (5, 6, 7, 1000) AND s LIKE '%s%' AND n < 7", []),
+            ("SELECT count(*) FROM kv.t WHERE k IN (5, 6, 8)", []),
+            ("SELECT s IS NULL, sum(n), max(k), collect_set(s) FROM kv.t WHERE k IN (3, 5, 6) GROUP BY 1", []),
+            ("SELECT t.* FROM kv.t t JOIN few ON t.k = few.id WHERE t.k IN (1, 5, 6, 7)", []),
+            ("SELECT few.id, t.s FROM few LEFT JOIN (SELECT * FROM kv.t WHERE k IN (5, 8)) t ON t.k = few.id", []),
+            ("SELECT * FROM kv.t WHERE k = 5 UNION ALL SELECT * FROM kv.t WHERE k = 6 ORDER BY k", []),
+            ("SELECT * FROM kv.t WHERE k IN (5, 6, 7) ORDER BY k DESC LIMIT 2", []),
+            ("SELECT k, row_number() OVER (ORDER BY k DESC) FROM kv.t WHERE k IN (5, 6, 7)", []),
+            ("SELECT k, twice(k) FROM kv.t WHERE k IN (5, 6) AND twice(k) = 12", []),
+            ("SELECT k, (SELECT max(u.s) FROM kv.t u WHERE u.k = 5) FROM kv.t WHERE k IN (6, 7)", []),
+            ("SELECT few.id FROM few WHERE EXISTS (SELECT 1 FROM kv.t t WHERE t.k = 5 AND t.k = few.id)", []),
+            ("SELECT explode(some) FROM kv.t WHERE k IN (2, 5, 11)", []),
+        ]
+        for sql, came in expected:
+            found = run(sql)
+            frame = spark.sql(sql.replace("kv.", f"{name}."))
+            frame.collect()
+            assert not rows_read(frame) or "OR" in sql, sql
+            assert not came or rows_that_came_with(frame) == came, sql
+            spark.conf.set("spark.sql.optimizer.dynamicPartitionPruning.enabled", "false")
+            try:
+                read = spark.sql(sql.replace("kv.", f"{name}."))
+                assert sorted(found, key=repr) == sorted(map(tuple, read.collect()), key=repr), sql
+                assert rows_read(read), sql
+            finally:
+                spark.conf.unset("spark.sql.optimizer.dynamicPartitionPruning.enabled")
+        by_name = spark.table(f"{name}.t").where("k = 5")
+        assert [row.s for row in by_name.collect()] == ["five"]
+        then = json.dumps({str(bucket): end for bucket, (_, end) in table.offsets().items()})
+        table.upsert({"k": 5, "s": "new", "n": None, "some": None})
+        assert [row.s for row in by_name.select("s").collect()] == ["five"]  # as of when the table was loaded
+        assert run("SELECT s FROM kv.t WHERE k = 5") == [("new",)]
+        assert run(f"SELECT s FROM kv.t VERSION AS OF '{then}' WHERE k = 5") == [("five",)]
+        run("UPDATE kv.t SET s = 'newer' WHERE k = 5")
+        run("DELETE FROM kv.t WHERE k = 6")
+        assert run("SELECT k, s FROM kv.t WHERE k IN (5, 6)") == [(5, "newer")]
+        table.upsert([{"k": k, "s": "x" * 30_000, "n": k, "some": None} for k in range(50)])
+        frame = spark.sql(f"SELECT max(length(s)) FROM {name}.t WHERE k IN ({', '.join(map(str, range(50)))})")
+        assert [tuple(row) for row in frame.collect()] == [(30_000,)]
+        assert rows_read(frame) == [50]  # too many bytes for a plan
+
+
 @pytest.mark.spark
 def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSession, store: kvstore.Store) -> None:
     table = store.create_table("t", SCHEMA, "k", buckets=2)
@@ -221,7 +295,7 @@ def test_indexes_are_created_used_and_dropped(spark: SparkSession, open_store: O
         assert indexes() == {"by_s": ("s", "n")}
         frame = spark.sql(f"SELECT k FROM {name}.t WHERE s = 's7' AND n < 9")
         assert sorted(row.k for row in frame.collect()) == list(range(7, MANY, 3000))
-        assert rows_read(frame) == [10]
+        assert (rows_read(frame), rows_that_came_with(frame)) == ([], [10])
         for statement, match in (
             (f"CREATE INDEX by_s ON {name}.t (n)", "by_s"),
             (f"CREATE INDEX x ON {name}.t (nowhere)", "nowhere"),

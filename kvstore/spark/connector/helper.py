@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvstore.kernel import leaves as leaves, library, pages as pages, rows as rows
+from kvstore.process.signals import undisturbed
 from kvstore.spark.connector.messages import Broken, Messages
 from kvstore.spark.connector.requests import answer
 
@@ -97,8 +98,8 @@ def _converse(connection: socket.socket, listening: socket.socket, token: str) -
         with connection, Messages(connection) as messages:
             if hmac.compare_digest(str(messages.receive().get("token")), token):
                 messages.send({})
-                while True:
-                    answer(messages.receive(), messages)
+                if not undisturbed(_answer_all, messages):
+                    _answer_all(messages)
     except Broken:
         status = 0  # the other end has what it wants
     finally:
@@ -106,6 +107,12 @@ def _converse(connection: socket.socket, listening: socket.socket, token: str) -
             sys.excepthook(*sys.exc_info())  # to the log of Spark's process
             sys.stderr.flush()
         os._exit(status)
+
+
+def _answer_all(messages: Messages) -> bool:
+    """Answer requests until the other end closes. No Ctrl-C comes here, so no call needs a thread that it spares."""
+    while True:
+        answer(messages.receive(), messages)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pyspark.sql.types import StructType
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.read.scan import first_rows
 from kvstore.spark.connector import catalog, changes, writes
+from kvstore.spark.connector.few import few_rows
 from kvstore.spark.connector.filters import filters_of
 from kvstore.spark.connector.messages import Broken, Message, Messages
 from kvstore.spark.connector.plans import decode, decode_schema, encode, encode_schema
@@ -168,6 +169,8 @@ def _plan(request: Message) -> Message:
         reply["buckets"] = [task.pieces[0].bucket for task in tasks]
     if reader.stored is not None and not reader.looks_up:
         reply["filter"] = {"filters": request["filters"], "stored": encode_schema(reader.stored)}
+    if request["takesRows"] and (rows := few_rows(tasks, decode_columns(request["columns"]))) is not None:
+        reply["rows"] = rows
     return reply
 
 

@@ -1,7 +1,7 @@
 package kvstore.spark
 
 import java.io.IOException
-import java.nio.channels.ClosedChannelException
+import java.nio.channels.{ClosedChannelException, ReadableByteChannel}
 
 import scala.jdk.CollectionConverters._
 
@@ -11,27 +11,44 @@ import org.apache.spark.sql.connector.read.PartitionReader
 import org.apache.spark.sql.vectorized.ColumnarBatch
 import org.json4s.JObject
 
-/** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
-class ColumnReader(python: Python, request: JObject) extends PartitionReader[ColumnarBatch] {
-  private val connection = Helper.connect(python)
+/** The batches of an Arrow stream, as columns. */
+class ColumnStream(in: ReadableByteChannel) extends AutoCloseable {
   private val memory = new RootAllocator(Long.MaxValue)
-  private val stream = new ArrowStreamReader(connection.channel, memory)
+  private val stream = new ArrowStreamReader(in, memory)
   private val columns =
-    try {
-      connection.ask(request)
-      receiving(stream.getVectorSchemaRoot).getFieldVectors.asScala.map(StreamColumn.of).toArray
-    } catch {
-      case error: Throwable => close(); throw error
-    }
-  private val batch = new ColumnarBatch(columns.map(_.column))
+    try stream.getVectorSchemaRoot.getFieldVectors.asScala.map(StreamColumn.of).toArray
+    catch { case error: Throwable => close(); throw error }
 
-  override def next(): Boolean = {
-    val hasMore = receiving(stream.loadNextBatch())
+  /** What `next` has read, until it is called again. */
+  val batch = new ColumnarBatch(columns.map(_.column))
+
+  def next(): Boolean = {
+    val hasMore = stream.loadNextBatch()
     if (hasMore) {
       val rows = stream.getVectorSchemaRoot.getRowCount
       columns.foreach(_.load(rows))
       batch.setNumRows(rows)
-    } else connection.receive() // a stream that breaks off looks like one that ends
+    }
+    hasMore
+  }
+
+  override def close(): Unit =
+    try stream.close(false)
+    finally memory.close() // it complains if a batch broke off
+}
+
+/** Reads one task's columns from the helper: an Arrow stream, and then one message that says how it ended. */
+class ColumnReader(python: Python, request: JObject) extends PartitionReader[ColumnarBatch] {
+  private val connection = Helper.connect(python)
+  private val stream =
+    try {
+      connection.ask(request)
+      receiving(new ColumnStream(connection.channel))
+    } catch { case error: Throwable => connection.close(); throw error }
+
+  override def next(): Boolean = {
+    val hasMore = receiving(stream.next())
+    if (!hasMore) connection.receive() // a stream that breaks off looks like one that ends
     hasMore
   }
 
@@ -40,12 +57,9 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
     try run
     catch { case error: IOException if !error.isInstanceOf[ClosedChannelException] => throw new HelperEnded }
 
-  override def get(): ColumnarBatch = batch
+  override def get(): ColumnarBatch = stream.batch
 
-  override def close(): Unit = {
-    try stream.close(false)
-    finally
-      try memory.close() // it complains if a batch broke off
-      finally connection.close()
-  }
+  override def close(): Unit =
+    try stream.close()
+    finally connection.close()
 }

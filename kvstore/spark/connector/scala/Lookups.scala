@@ -48,7 +48,7 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
     case subquery: Subquery if subquery.correlated => plan
     case _ if !conf.dynamicPartitionPruningEnabled => plan
     case _ =>
-      plan.transformUp {
+      FewRows.in(plan).transformUp {
         case join @ ExtractEquiJoinKeys(kind, leftKeys, rightKeys, _, _, left, right, _) =>
           if (canPruneLeft(kind) && isSource(right)) {
             val source = whole(right, kind)

@@ -66,6 +66,9 @@ class StoreScan(
   private lazy val python = Python.of(SparkSession.active)
   private lazy val planned = plan(filters)
 
+  /** Whether the plan is asked for the rows, too. */
+  private var takesRows = false
+
   /** What is known only while the query runs, such as the keys on the other side of a join: a plan of its own. */
   @volatile private var atRuntime: Option[JValue] = None
 
@@ -73,7 +76,7 @@ class StoreScan(
     table.ask(
       python,
       ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> by.flatMap(Filters.json).toList) ~
-        ("cores" -> Executors.cores) ~ ("byBucket" -> table.bucketed.nonEmpty))
+        ("cores" -> Executors.cores) ~ ("byBucket" -> table.bucketed.nonEmpty) ~ ("takesRows" -> takesRows))
 
   override def readSchema: StructType = columns
 
@@ -110,6 +113,15 @@ class StoreScan(
   override def createReaderFactory(): PartitionReaderFactory = {
     val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> planned \ "filter") ~ ("limit" -> limit)
     new StoreReaderFactory(python, compact(render(request)))
+  }
+
+  /** The rows that can pass the filters, if these name so few that the plan has them. */
+  def fewRows: Option[Seq[InternalRow]] = {
+    takesRows = !isOfStatement && filters.nonEmpty
+    planned \ "rows" match {
+      case JString(rows) if takesRows => Some(FewRows.of(columns, rows))
+      case _ => None
+    }
   }
 
   /** At most as many rows, so that Spark knows a table that is small enough for each executor. */
