@@ -10,6 +10,7 @@ import org.apache.spark.sql.catalyst.rules.Rule
 import org.apache.spark.sql.catalyst.trees.TreePattern.{PLAN_EXPRESSION, PYTHON_UDF}
 import org.apache.spark.sql.execution.datasources.{HadoopFsRelation, LogicalRelation}
 import org.apache.spark.sql.execution.datasources.v2.{DataSourceV2ScanRelation, FileScan}
+import org.apache.spark.sql.internal.SQLConf
 
 /** What the connector adds to a session: `spark.sql.extensions` has this class. */
 class Extensions extends (SparkSessionExtensions => Unit) {
@@ -53,11 +54,11 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
           if (canPruneLeft(kind) && isSource(right)) {
             val source = whole(right, kind)
             filtered(left, leftKeys, source, rightKeys, kind).fold(join)(found =>
-              join.copy(left = whole(found, kind), right = source))
+              join.copy(left = wholeOfFew(found, kind), right = source))
           } else if (canPruneRight(kind) && isSource(left)) {
             val source = whole(left, kind)
             filtered(right, rightKeys, source, leftKeys, kind).fold(join)(found =>
-              join.copy(left = source, right = whole(found, kind)))
+              join.copy(left = source, right = wholeOfFew(found, kind)))
           } else join
       }
   }
@@ -65,6 +66,21 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
   /** One partition, which needs no shuffle: a side whose rows an outer join keeps is not broadcast. */
   private def whole(plan: LogicalPlan, kind: JoinType): LogicalPlan =
     if (isOuter(kind)) Repartition(1, shuffle = false, plan) else plan
+
+  /** The side that is looked up. Spark would shuffle this one partition if it took it for as large as the table. */
+  private def wholeOfFew(plan: LogicalPlan, kind: JoinType): LogicalPlan =
+    if (!isOuter(kind)) plan
+    else {
+      whole(plan.transformUp {
+        case relation: DataSourceV2ScanRelation =>
+          relation.scan match {
+            case scan: StoreScan =>
+              // A projection may add columns.
+              relation.copy(scan = scan.ofFew(conf.getConf(SQLConf.MAX_SINGLE_PARTITION_BYTES) / 4))
+            case _ => relation
+          }
+      }, kind)
+    }
 
   private def isOuter(kind: JoinType): Boolean = kind == RightOuter || kind == LeftOuter
 

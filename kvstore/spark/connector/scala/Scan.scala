@@ -61,7 +61,8 @@ class StoreScanBuilder(table: StoreTable, isOfStatement: Boolean = false)
 }
 
 class StoreScan(
-    table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int], isOfStatement: Boolean)
+    table: StoreTable, columns: StructType, filters: Array[Filter], limit: Option[Int], isOfStatement: Boolean,
+    bytesMax: Long = Long.MaxValue)
     extends Scan with Batch with SupportsReportStatistics with SupportsReportPartitioning with SupportsRuntimeFiltering {
   private lazy val python = Python.of(SparkSession.active)
   private lazy val planned = plan(filters)
@@ -94,6 +95,9 @@ class StoreScan(
   override def outputPartitioning: Partitioning = table.bucketed.fold[Partitioning](new UnknownPartitioning(0))(_.partitioning)
 
   override def planInputPartitions(): Array[InputPartition] = table.partitions(python, atRuntime.getOrElse(planned))
+
+  /** The same scan, of which a runtime filter leaves no more than so many bytes. */
+  def ofFew(bytes: Long): StoreScan = new StoreScan(table, columns, filters, limit, isOfStatement, bytes)
 
   /** None for a statement: Spark would first read the whole table for the keys of the rows that it changes. */
   override def filterAttributes(): Array[NamedReference] = if (isOfStatement) Array.empty else keyColumns
@@ -130,7 +134,7 @@ class StoreScan(
 
     override def sizeInBytes: OptionalLong =
       table.rows.fold(OptionalLong.empty)(rows =>
-        OptionalLong.of(math.max(table.bytes, math.max(1, rows) * columns.defaultSize.max(1))))
+        OptionalLong.of(bytesMax.min(table.bytes.max(rows.max(1) * columns.defaultSize.max(1)))))
   }
 }
 
