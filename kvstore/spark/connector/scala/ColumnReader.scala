@@ -46,9 +46,14 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
       receiving(new ColumnStream(connection.channel))
     } catch { case error: Throwable => connection.close(); throw error }
 
+  private var isOver = false
+
   override def next(): Boolean = {
     val hasMore = receiving(stream.next())
-    if (!hasMore) connection.receive() // a stream that breaks off looks like one that ends
+    if (!hasMore) {
+      connection.receive() // a stream that breaks off looks like one that ends
+      isOver = true
+    }
     hasMore
   }
 
@@ -61,5 +66,5 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
 
   override def close(): Unit =
     try stream.close()
-    finally connection.close()
+    finally if (isOver) Helper.giveBack(python, connection) else connection.close()
 }

@@ -75,34 +75,53 @@ class Refused(val refusal: String, action: String, of: String)
 object Helper {
   private val running = mutable.Map.empty[Python, Helper]
 
-  /** Connections that have asked and wait to ask again: a new one takes longer than most answers. */
-  private val waiting = mutable.Map.empty[Python, Connection]
+  /** Connections that wait to be used again: a new one costs a fork, and all that a process does for the first time. */
+  private val waiting = mutable.Map.empty[Python, List[Connection]]
+
+  private val WaitingMax = Runtime.getRuntime.availableProcessors + 1
 
   /** A connection to a helper, which is started at the first call and after it has died. */
   def connect(python: Python): Connection = {
     val (helper, isNew) = current(python)
-    try helper.connect()
-    catch {
-      case error: IOException if !isNew && !error.isInstanceOf[ClosedByInterruptException] => // it has just died
-        synchronized { if (running.get(python).contains(helper)) remove(python) }
-        current(python)._1.connect()
+    waitingOne(python).getOrElse {
+      try helper.connect()
+      catch {
+        case error: IOException if !isNew && !error.isInstanceOf[ClosedByInterruptException] => // it has just died
+          synchronized { if (running.get(python).contains(helper)) remove(python) }
+          current(python)._1.connect()
+      }
     }
+  }
+
+  @scala.annotation.tailrec
+  private def waitingOne(python: Python): Option[Connection] = {
+    val found = synchronized {
+      val all = waiting.getOrElse(python, Nil)
+      waiting(python) = all.drop(1)
+      all.headOption
+    }
+    if (found.forall(_.isIdle)) found
+    else {
+      found.foreach(_.close())
+      waitingOne(python)
+    }
+  }
+
+  /** Ends the use of a connection; it waits for another one if nothing is left of this. */
+  def giveBack(python: Python, connection: Connection): Unit = {
+    val keeps = connection.isIdle && synchronized {
+      val all = waiting.getOrElse(python, Nil)
+      if (all.length < WaitingMax) waiting(python) = connection :: all
+      all.length < WaitingMax
+    }
+    if (!keeps) connection.close()
   }
 
   /** Asks for one answer. */
   def ask(python: Python, request: JObject): JValue = {
-    current(python)
-    val kept = synchronized(waiting.remove(python))
-    val connection = kept.filter(_.isIdle).getOrElse { kept.foreach(_.close()); connect(python) }
+    val connection = connect(python)
     try connection.ask(request)
-    finally {
-      val keeps = connection.isIdle && synchronized {
-        val isFirst = !waiting.contains(python)
-        if (isFirst) waiting(python) = connection
-        isFirst
-      }
-      if (!keeps) connection.close()
-    }
+    finally giveBack(python, connection)
   }
 
   /** Asks while a query is analysed or planned; says what the store refuses as Spark says it of Python's sources. */
@@ -123,6 +142,6 @@ object Helper {
 
   private def remove(python: Python): Unit = {
     running.remove(python).foreach(_.remove())
-    waiting.remove(python).foreach(_.close())
+    waiting.remove(python).foreach(_.foreach(_.close()))
   }
 }

@@ -115,15 +115,16 @@ class StoreScan(
   }
 
   override def createReaderFactory(): PartitionReaderFactory = {
-    val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> planned \ "filter") ~ ("limit" -> limit)
+    val filter = if (filters.isEmpty) JNothing else planned \ "filter"
+    val request = ("do" -> "read") ~ ("columns" -> columns.json) ~ ("filter" -> filter) ~ ("limit" -> limit)
     new StoreReaderFactory(python, compact(render(request)))
   }
 
   /** The rows that can pass the filters, if these name so few that the plan has them. */
   def fewRows: Option[Seq[InternalRow]] = {
     takesRows = !isOfStatement && filters.nonEmpty
-    planned \ "rows" match {
-      case JString(rows) if takesRows => Some(FewRows.of(columns, rows))
+    (if (takesRows) planned \ "rows" else JNothing) match {
+      case JString(rows) => Some(FewRows.of(columns, rows))
       case _ => None
     }
   }

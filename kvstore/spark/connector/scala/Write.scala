@@ -174,7 +174,7 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
   private val rows = ArrowWriter.create(shape.sent, "UTC", true, false)
   private val stream = new ArrowStreamWriter(rows.root, null, connection.channel)
   private var waiting = 0
-  private var hasBegun = false
+  private var hasBegun, isOver = false
 
   override def insert(row: InternalRow): Unit = add(shape.of(row, StoreWriter.Insert))
 
@@ -217,7 +217,9 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
       stream.end()
       connection.send(JObject())
     }
-    connection.receive() \ "staged" match {
+    val answer = connection.receive()
+    isOver = true
+    answer \ "staged" match {
       case JString(staged) => StoreStaged(staged)
       case other => throw new IllegalStateException(s"Nothing was staged: $other")
     }
@@ -232,7 +234,8 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
   override def abort(): Unit = ()
 
   override def close(): Unit =
-    try connection.close() finally rows.root.close()
+    try if (isOver) Helper.giveBack(python, connection) else connection.close()
+    finally rows.root.close()
 }
 
 object StoreWriter {
