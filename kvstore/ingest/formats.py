@@ -54,6 +54,8 @@ _RELEASE_SECONDS = 30
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 """Suffixes that may follow that of a format of text."""
 
+_LAST_CELL, _LAST_CELLS = "kvstore: the end", COLUMNS_MAX + 3
+"""A row with more cells than any file's: it comes after the last one, unless that has a quote that is not closed."""
 _STRADDLES = "straddles two block boundaries"
 """Part of Arrow's message of a row that is longer than a block."""
 _NULLS = {"null_values": [""], "strings_can_be_null": True, "quoted_strings_can_be_null": False}
@@ -318,7 +320,7 @@ def decompressed(stored: BinaryIO, compression: str | None) -> BinaryIO:
     """The content of a file from where it is read now; the file stays open when this is closed."""
     if compression is None:
         return stored
-    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(_Lent(stored, None), "r"), compression))
+    return BufferedReader(pa.CompressedInputStream(pa.PythonFile(_Lent(stored), "r"), compression))
 
 
 def reader_of(format: Format) -> Reader:
@@ -376,9 +378,8 @@ class _Lent:
 
     closed = False
 
-    def __init__(self, file: BinaryIO, broken: Broken | None) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._broken = broken
         self.is_over = False
 
     def read(self, size: int = -1) -> bytes:
@@ -389,9 +390,44 @@ class _Lent:
         """Arrow does this with what it reads; the file stays open."""
         self.is_over = True
 
+
+class _LentCsv(_Lent):
+    """A CSV file, with a row after its last one, which shows that no quote is open there."""
+
+    def __init__(self, file: BinaryIO, delimiter: str, broken: Broken | None) -> None:
+        super().__init__(file)
+        self._broken = broken
+        self._left = f"\n{_LAST_CELL}{delimiter * (_LAST_CELLS - 1)}\n".encode()
+        self._has_begun = self._is_whole = False
+        self._count = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes of the file, and of the row after its last one."""
+        data = super().read(size)
+        if len(data) < size and not self.is_over:
+            data += (more := super().read(size - len(data)))
+            self._has_begun = self._has_begun or bool(data.strip(b"\xef\xbb\xbf \t\r\n"))
+            if not more and self._has_begun:
+                room = size - len(data)
+                data, self._left = data + self._left[:room], self._left[room:]
+        return data
+
+    def check_whole(self, rows: int) -> None:
+        """Verify that no quote is open, once so many rows have been read."""
+        if not self._is_whole:
+            raise pa.ArrowInvalid(
+                f"The last row ({rows + self._count}) ends within a cell in quotes; is a quote missing there, or the end"
+                " of the file?"
+            )
+
     def left_out(self, row: csv.InvalidRow) -> str:
         """Take the number of a row that can't be parsed."""
-        assert self._broken is not None
+        if row.actual_columns == _LAST_CELLS and row.text.startswith(_LAST_CELL):
+            self._is_whole = True
+            return "skip"
+        if self._broken is None:
+            return "error"
+        self._count += 1
         # The parser counts the header as a row.
         self._broken(row.number - 1, f"it has {row.actual_columns} cells, and the header {row.expected_columns}")
         return "skip"
@@ -402,6 +438,7 @@ class _CsvBatches:
     """The batches of a CSV file; nothing else refers to Arrow's reader, so it is gone once this is closed."""
 
     opened: csv.CSVStreamingReader | None
+    lent: _LentCsv | None
 
     @property
     def schema(self) -> pa.Schema:
@@ -409,16 +446,24 @@ class _CsvBatches:
         return self.opened.schema
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        while self.opened is not None:
+        rows, last = 0, None  # the last batch is given once it is known to be whole
+        while self.opened is not None and self.lent is not None:
             try:
-                yield self.opened.read_next_batch()
+                batch = self.opened.read_next_batch()
             except StopIteration:
+                self.lent.check_whole(rows)
+                batch = None
+            if last is not None:
+                yield last
+            if batch is None:
                 return
+            rows += batch.num_rows
+            last = batch
 
     def close(self) -> None:
         if self.opened is not None:
             self.opened.close()
-            self.opened = None
+            self.opened = self.lent = None
 
 
 class _Csv:
@@ -457,11 +502,11 @@ class _Csv:
     def _opened(
         self, file: BinaryIO, block: int, convert: csv.ConvertOptions, broken: Broken | None = None
     ) -> Iterator[_CsvBatches]:
-        lent = _Lent(file, broken)
+        lent = _LentCsv(file, self._delimiter, broken)
         # C puts into this queue, no bytecode: before a get ends, the thread that releases the file is done with Python.
         released = SimpleQueue[object]()
         end = weakref.ref(lent, released.put)  # noqa: F841 (a reference that is gone calls nothing)
-        batches = _CsvBatches(None)
+        batches = _CsvBatches(None, lent)
         try:
             batches.opened = csv.open_csv(
                 # Copies what it reads into Arrow's memory: blocks that were read ahead are released late.
@@ -470,7 +515,7 @@ class _Csv:
                 parse_options=csv.ParseOptions(
                     delimiter=self._delimiter,
                     newlines_in_values=True,
-                    invalid_row_handler=None if broken is None else lent.left_out,
+                    invalid_row_handler=lent.left_out,
                 ),
                 convert_options=convert,
             )

@@ -93,7 +93,8 @@ class Subscription(Iterator[pa.RecordBatch]):
     """Batches of changes that come again until they are acknowledged; a context manager.
 
     Made by :meth:`kvstore.Table.subscribe`; for one thread, or for one task of asyncio (``async for``). A second one
-    that asks for a batch meanwhile gets InvalidRequest; any thread may close it.
+    that asks for a batch meanwhile gets InvalidRequest; any thread may close it. A wait that is cancelled or fails loses
+    nothing: the next one gets its batch.
 
     Args:
         feed: The table.
@@ -155,6 +156,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._logs = {bucket: feed.buckets[bucket].log for bucket in buckets}
         self._waits = Waits(feed.buckets)
         self._batches = self._all()
+        self._ready: pa.RecordBatch | None = None
+        """The last batch, until its reader has it: a call that fails or is cancelled leaves it for the next one."""
         self._is_read = False
         """Whether a thread or task waits for a batch."""
 
@@ -178,38 +181,56 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         with self._reading():
-            while not self._waits.is_over and (batch := next(self._batches, _ENDED)) is not _ENDED:
-                if batch is not None:
-                    self._waits.found()
-                    self._renew()
-                    self._settle(at_once=False)
-                    return batch
-                self._move_quietly()
-                self._waits.wait()
-            self._end()
-        raise StopIteration
+            batch = self._awaited()
+        if batch is None:
+            raise StopIteration
+        return self._taken(batch)
+
+    def _awaited(self) -> pa.RecordBatch | None:
+        while not self._waits.is_over and (batch := self._next()) is not _ENDED:
+            if batch is not None:
+                self._before_it_is_given()
+                return batch
+            self._move_quietly()
+            self._waits.wait()
+        self._end()
+        return None
+
+    def _next(self) -> Any:
+        """The batch that waits for its reader, or else the next one; None if there is none now."""
+        return next(self._batches, _ENDED) if self._ready is None else self._ready
+
+    def _taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        # Nothing comes between this and the return: neither an interrupt nor a cancelled wait loses a batch.
+        self._ready = None
+        return batch
+
+    def _before_it_is_given(self) -> None:
+        self._waits.found()
+        self._renew()
+        self._settle(at_once=False)
 
     def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        return self._each()
+        return self
 
-    async def _each(self) -> AsyncIterator[pa.RecordBatch]:
-        with ThreadPoolExecutor(1, "kvstore-follow") as thread:
-            while (batch := await self._next_in(thread)) is not None:
-                yield batch
+    async def __anext__(self) -> pa.RecordBatch:
+        # A thread reads while a batch is awaited; it has ended before another may read.
+        with self._reading(), ThreadPoolExecutor(1, "kvstore-follow") as thread:
+            batch = await self._awaited_in(thread)
+        if batch is None:
+            raise StopAsyncIteration
+        return self._taken(batch)
 
-    async def _next_in(self, thread: ThreadPoolExecutor) -> pa.RecordBatch | None:
-        """:meth:`__next__` for asyncio; None at the end."""
+    async def _awaited_in(self, thread: ThreadPoolExecutor) -> pa.RecordBatch | None:
+        """:meth:`_awaited` for asyncio."""
         do = partial(asyncio.get_running_loop().run_in_executor, thread)
-        with self._reading():
-            while not self._waits.is_over and (batch := await do(next, self._batches, _ENDED)) is not _ENDED:
-                if batch is not None:
-                    self._waits.found()
-                    await do(self._renew)
-                    await do(lambda: self._settle(at_once=False))
-                    return batch
-                await do(self._move_quietly)
-                await self._waits.wait_async()
-            await do(self._end)
+        while not self._waits.is_over and (batch := await do(self._next)) is not _ENDED:
+            if batch is not None:
+                await do(self._before_it_is_given)
+                return batch
+            await do(self._move_quietly)
+            await self._waits.wait_async()
+        await do(self._end)
         return None
 
     @contextmanager
@@ -241,13 +262,18 @@ class Subscription(Iterator[pa.RecordBatch]):
                 (``store.drop_consumer``). Nothing was moved.
             NoSuchTable, StoreClosed, StoreFull, LogFailed: The position is where it was.
         """
-        count = len(self._steps)
-        if batch is not None:
-            given = (number for number, step in enumerate(self._steps, 1) if step.batch and step.batch() is batch)
-            count = next(given, 0)
-            if not count:
+        if batch is None:
+            count = len(self._steps) if self._ready is None else self._count_to(self._ready) - 1
+        else:
+            count = self._count_to(batch)
+            if not count or batch is self._ready:
                 raise InvalidRequest("Acknowledge a batch that this subscription has delivered, and each only once.")
         self._pass(count)
+
+    def _count_to(self, batch: pa.RecordBatch) -> int:
+        """Number of steps up to that of a batch; 0 if it has none."""
+        counts = (count for count, step in enumerate(self._steps, 1) if step.batch and step.batch() is batch)
+        return next(counts, 0)
 
     def close(self) -> None:
         """End the reading. What was not acknowledged comes again; a second call does nothing.
@@ -378,6 +404,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         if step.batch is None and last is not None and last.batch is None and last.bucket == step.bucket:
             self._steps.pop()
         self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.position))
+        if step.batch is not None:
+            self._ready = step.batch
 
     def _deliver(self, steps: list[_Step]) -> Iterator[pa.RecordBatch]:
         for step in steps:

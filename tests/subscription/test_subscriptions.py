@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,6 +24,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 import kvstore
+from kvstore.commit.consumers import Consumers
 from kvstore.disk.watch import Watch
 from kvstore.errors import (
     InvalidRequest,
@@ -30,10 +32,13 @@ from kvstore.errors import (
     OffsetOutOfRange,
     SchemaMismatch,
     StoreClosed,
+    StoreFull,
     UnsupportedOperation,
 )
 from kvstore.read import follow as waiting
+from kvstore.store.store import Store, StoreOptions
 from kvstore.subscription import subscription
+from tests.support.clocks import SetClock
 from tests.support.processes import WITHOUT_PANDAS, Child, Pipe
 from tests.support.tables import rows_of
 from tests.support.waiting import SECONDS_MAX, wait_until
@@ -248,6 +253,68 @@ def test_async_for(table: kvstore.Table) -> None:
 
     assert asyncio.run(read()) == contents(table)
     assert asyncio.run(read()) == {}
+
+
+@pytest.mark.parametrize("acknowledges", ["each", "all"])
+def test_a_wait_that_is_cancelled_loses_no_batch(table: kvstore.Table, acknowledges: str) -> None:
+    table.upsert([{"k": k, "v": 1} for k in range(9, 20)])
+
+    async def read() -> Copy:
+        copy: Copy = {}
+        with table.subscribe("s", follow=False) as changes:
+            while True:
+                for turns in range(3):
+                    cancelled = asyncio.ensure_future(anext(changes, None))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    cancelled.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await cancelled
+                    if acknowledges == "all":
+                        changes.ack()
+                if (batch := await anext(changes, None)) is None:
+                    return copy
+                apply(batch, copy)
+                changes.ack(batch if acknowledges == "each" else None)
+
+    assert asyncio.run(read()) == contents(table)
+    assert copied(table, {}) == 0
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_that_fails_loses_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
+    clock = SetClock()
+
+    def full(*_: object, **__: object) -> None:
+        raise StoreFull("The disk is full.")
+
+    async def following(changes: kvstore.Subscription) -> pa.RecordBatch | None:
+        return await anext(changes, None) if is_async else next(changes, None)
+
+    with Store(tmp_path / "store", StoreOptions(), clock=clock) as store:
+        table = store.create_table("t", SCHEMA, "k", buckets=3)
+        copied(table, {})
+        table.upsert([{"k": k, "v": 7} for k in range(9)])
+        copy: Copy = {}
+        failed = 0
+        with table.subscribe("s", follow=False, ack_ms=1_000_000) as changes:
+            while True:
+                try:
+                    with monkeypatch.context() as patch:
+                        patch.setattr(Consumers, "move", full)
+                        batch = asyncio.run(following(changes))
+                except StoreFull:
+                    failed += 1
+                    changes.ack()  # of all that were delivered, so not of the one that was not
+                    batch = asyncio.run(following(changes))
+                if batch is None:
+                    break
+                apply(batch, copy)
+                changes.ack(batch)
+                clock.now += 2_000_000  # it is due
+        assert failed > 1
+        assert copy == {k: 7 for k in range(9)}
+        assert copied(table, {}) == 0
 
 
 def test_a_second_task_is_refused_and_the_first_goes_on(table: kvstore.Table) -> None:
