@@ -392,42 +392,39 @@ class _Lent:
 
 
 class _LentCsv(_Lent):
-    """A CSV file, with a row after its last one, which shows that no quote is open there."""
+    """A CSV file, with a row after its last one, which shows that no quote is open there.
+
+    Attributes:
+        is_whole: Whether that row was found.
+        left_out_count: Number of rows that can't be parsed.
+    """
 
     def __init__(self, file: BinaryIO, delimiter: str, broken: Broken | None) -> None:
         super().__init__(file)
         self._broken = broken
         self._left = f"\n{_LAST_CELL}{delimiter * (_LAST_CELLS - 1)}\n".encode()
-        self._has_begun = self._is_whole = False
-        self._count = 0
+        self._has_begun = self.is_whole = False
+        self.left_out_count = 0
 
     def read(self, size: int = -1) -> bytes:
         """The next bytes of the file, and of the row after its last one."""
         data = super().read(size)
-        if len(data) < size and not self.is_over:
-            data += (more := super().read(size - len(data)))
-            self._has_begun = self._has_begun or bool(data.strip(b"\xef\xbb\xbf \t\r\n"))
-            if not more and self._has_begun:
-                room = size - len(data)
-                data, self._left = data + self._left[:room], self._left[room:]
+        while len(data) < size and (more := super().read(size - len(data))):
+            data += more  # Arrow takes less for a block of its own
+        self._has_begun = self._has_begun or bool(data.strip(b"\xef\xbb\xbf \t\r\n"))
+        if self._has_begun and not self.is_over:
+            room = size - len(data)
+            data, self._left = data + self._left[:room], self._left[room:]
         return data
-
-    def check_whole(self, rows: int) -> None:
-        """Verify that no quote is open, once so many rows have been read."""
-        if not self._is_whole:
-            raise pa.ArrowInvalid(
-                f"The last row ({rows + self._count}) ends within a cell in quotes; is a quote missing there, or the end"
-                " of the file?"
-            )
 
     def left_out(self, row: csv.InvalidRow) -> str:
         """Take the number of a row that can't be parsed."""
         if row.actual_columns == _LAST_CELLS and row.text.startswith(_LAST_CELL):
-            self._is_whole = True
+            self.is_whole = True
             return "skip"
         if self._broken is None:
             return "error"
-        self._count += 1
+        self.left_out_count += 1
         # The parser counts the header as a row.
         self._broken(row.number - 1, f"it has {row.actual_columns} cells, and the header {row.expected_columns}")
         return "skip"
@@ -451,7 +448,12 @@ class _CsvBatches:
             try:
                 batch = self.opened.read_next_batch()
             except StopIteration:
-                self.lent.check_whole(rows)
+                # Raised here: no frame of the error has the file, which Arrow's threads must release.
+                if not self.lent.is_whole:
+                    raise pa.ArrowInvalid(
+                        f"The last row ({rows + self.lent.left_out_count}) ends within a cell in quotes; is a quote "
+                        "missing there, or the end of the file?"
+                    ) from None
                 batch = None
             if last is not None:
                 yield last
@@ -463,7 +465,7 @@ class _CsvBatches:
     def close(self) -> None:
         if self.opened is not None:
             self.opened.close()
-            self.opened = self.lent = None
+        self.opened = self.lent = None
 
 
 class _Csv:

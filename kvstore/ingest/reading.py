@@ -222,7 +222,11 @@ def _parts(
 
 def _reason(error: Exception) -> str:
     if isinstance(error, StoreError):
-        about = {name: error.where[name] for name in ("column", "expected", "reason") if name in error.where}
+        about = {
+            name: error.where[name]
+            for name in ("column", "unknown", "missing", "expected", "reason")
+            if name in error.where
+        }
         return " ".join([error.message, *(f"{name}={value}" for name, value in about.items())])
     return f"It can't be read: {error}"
 

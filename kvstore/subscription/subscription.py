@@ -31,7 +31,7 @@ from kvstore.arguments import shown
 from kvstore.bucket.reads import BucketReads
 from kvstore.clock import Clock
 from kvstore.commit.consumers import LEASE_SECONDS, Consumers
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, OffsetOutOfRange, StoreError
 from kvstore.history.shape import Shape, check_shapes
 from kvstore.indexing.filters import digest_of
 from kvstore.meta.state import TableDefinition
@@ -93,8 +93,8 @@ class Subscription(Iterator[pa.RecordBatch]):
     """Batches of changes that come again until they are acknowledged; a context manager.
 
     Made by :meth:`kvstore.Table.subscribe`; for one thread, or for one task of asyncio (``async for``). A second one
-    that asks for a batch meanwhile gets InvalidRequest; any thread may close it. A wait that is cancelled or fails loses
-    nothing: the next one gets its batch.
+    that asks for a batch meanwhile gets InvalidRequest; any thread may close it. A wait that is cancelled or fails
+    loses nothing: the next one gets its batch.
 
     Args:
         feed: The table.
@@ -362,8 +362,15 @@ class Subscription(Iterator[pa.RecordBatch]):
         try:
             with self._waits:
                 yield from self._each_bucket()
-        except (StoreError, OSError):
+        except (StoreError, OSError) as error:
             self._feed.latest()  # a dropped table or closed store is the cause to report
+            if isinstance(error, OffsetOutOfRange):
+                raise OffsetOutOfRange(
+                    "The changes that come next under this name have expired. Give the name up "
+                    "(`store.drop_consumer`) and subscribe again: it then begins with all rows.",
+                    name=self._name,
+                    **error.where,
+                ) from error
             raise
 
     def _each_bucket(self) -> Iterator[pa.RecordBatch | None]:

@@ -131,7 +131,9 @@ def test_every_type_is_read_as_spark_reads_it(spark: SparkSession, path: Path) -
     known = _shown(_load(spark, path, "t", "kvstore_python"))
     assert len(known) == len(NULLS) * ROWS
     assert _shown(_load(spark, path, "t")) == known
-    by_key = _load(spark, path, "t").where(f"k IN ({', '.join(map(str, range(len(known))))})")  # they come with the plan
+    by_key = _load(spark, path, "t").where(
+        f"k IN ({', '.join(map(str, range(len(known))))})"
+    )  # they come with the plan
     assert _shown(by_key) == known
     with _compiled(spark):
         assert _shown(_load(spark, path, "t")) == known

@@ -313,7 +313,7 @@ def test_a_call_that_fails_loses_no_batch(tmp_path: Path, monkeypatch: pytest.Mo
                 changes.ack(batch)
                 clock.now += 2_000_000  # it is due
         assert failed > 1
-        assert copy == {k: 7 for k in range(9)}
+        assert copy == dict.fromkeys(range(9), 7)
         assert copied(table, {}) == 0
 
 
@@ -641,8 +641,12 @@ def test_an_ack_never_passes_changes_that_expired_before_they_were_delivered(tmp
         assert table.bucket(0).handle.log.start() > 1, "or nothing has expired"
         reader.ack(batch)
         reader.close()
-        with table.subscribe("c", follow=False) as again, pytest.raises(OffsetOutOfRange):
+        with table.subscribe("c", follow=False) as again, pytest.raises(OffsetOutOfRange, match="drop_consumer"):
             next(again)
+        store.drop_consumer("c")
+        copy: Copy = {}
+        copied(table, copy, "c")
+        assert copy == contents(table)
 
 
 def test_a_first_copy_that_takes_long_keeps_its_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,11 @@ BYTES_MAX = 1 << 20
 
 def few_rows(tasks: Sequence[ReadTask], columns: StructType) -> str | None:
     """The rows of tasks that look up a few keys, as an Arrow stream in base64; None if there are more."""
-    wanted = [piece.wanted for task in tasks for piece in task.pieces]
-    if None in wanted or sum(map(len, wanted)) > KEYS_MAX:
-        return None
-    target, batches = arrow_schema(columns), []
+    keys = 0
+    for piece in (piece for task in tasks for piece in task.pieces):
+        if piece.wanted is None or (keys := keys + len(piece.wanted)) > KEYS_MAX:
+            return None
+    target, batches = arrow_schema(columns), list[pa.RecordBatch]()
     for task in tasks:
         for batch in read(task, target):
             batches.append(batch)
