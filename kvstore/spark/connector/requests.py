@@ -22,7 +22,7 @@ from kvstore.spark.connector.stream import follow
 from kvstore.spark.options import Options
 from kvstore.spark.read.batch import KvStoreReader
 from kvstore.spark.read.filters import expression_of
-from kvstore.spark.read.sources import read, reads_of
+from kvstore.spark.read.sources import open_meanwhile, read, reads_of
 from kvstore.spark.read.tasks import Pinned, ReadTask
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.types import arrow_schema, decode_columns, spark_schema
@@ -49,11 +49,13 @@ def _answer(request: Message, messages: Messages) -> None:
     def run() -> Message:
         match request["do"]:
             case "load":
-                return _load(request)
+                with open_meanwhile(Options.of(request["options"])):
+                    return _load(request)
             case "catalog":
                 return _catalog(request)
             case "plan":
-                return _plan(request)
+                with open_meanwhile(Options.of(request["options"])):
+                    return _plan(request)
             case "aggregate":
                 return _aggregate(request)
             case "stream":

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kvstore.errors import NotAStore
 from kvstore.read.scan import rows_where
 from kvstore.replica.location import replica_at
 from kvstore.spark.options import Options
 from kvstore.spark.read import replica, store
-from kvstore.spark.read.address import TableAddress, Where, found
+from kvstore.spark.read.address import TableAddress, Where, found, opened
 from kvstore.spark.read.followed import Followed
 from kvstore.spark.read.tasks import Loaded, Reads, ReadTask, freeze_once, larger
 from kvstore.spark.types import for_spark
@@ -36,6 +37,16 @@ def followed(options: Options) -> tuple[TableAddress, Followed]:
             return address, store.FollowedStore(address, options)
     address, _ = replica.found(url, options)
     return address, replica.FollowedReplica(address, options)
+
+
+@contextmanager
+def open_meanwhile(options: Options) -> Iterator[None]:
+    """Keep the store that options name open, if it is on this machine: opening it again meanwhile costs a sixth."""
+    with ExitStack() as held:
+        if replica_at(options.path) is None:
+            with suppress(NotAStore):  # what is done meanwhile says so
+                held.enter_context(opened(options.path))
+        yield
 
 
 @contextmanager
