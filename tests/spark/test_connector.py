@@ -20,7 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 import kvstore
 from kvstore.spark import read
 from kvstore.spark.connector import build
+from kvstore.spark.connector.helper import GROWN_BYTES_MAX
 from kvstore.spark.connector.jar import find_jar
+from tests.spark.catalogs import catalog_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -327,6 +329,26 @@ def test_processes_of_a_helper_are_used_again_and_replaced_after_they_were_kille
         wait_until(lambda process=process: not Path(f"/proc/{process}").exists())
     read()
     assert not set(kept) & set(helpers(helper))
+
+
+@pytest.mark.spark_more
+def test_a_process_that_has_grown_does_not_wait_for_another_task(spark: SparkSession, store: kvstore.Store) -> None:
+    store.create_table("t", {"k": "int64 not null", "s": "string"}, "k")
+    with catalog_of(spark, store.path) as (_, run):
+        run("INSERT INTO kv.t SELECT id, concat(id, repeat('x', 100)) FROM range(0, 1000000, 1, 1)")
+    (helper,) = helpers(spark.sparkContext._gateway.proc.pid)
+    most = own_bytes(helper) + GROWN_BYTES_MAX + (32 << 20)
+    wait_until(lambda: all(own_bytes(process) < most for process in helpers(helper)))
+    frame = load(spark, store.path, "t")
+    assert tuple(frame.selectExpr("count(s)", "sum(k)").first() or ()) == (1_000_000, sum(range(1_000_000)))
+
+
+def own_bytes(process: int) -> int:
+    """Memory of a process that is not that of files; 0 if it has ended."""
+    with suppress(OSError):
+        counts = Path(f"/proc/{process}/statm").read_text().split()
+        return (int(counts[1]) - int(counts[2])) * os.sysconf("SC_PAGE_SIZE")
+    return 0
 
 
 def test_a_query_that_ends_early_leaves_nothing_to_the_next(

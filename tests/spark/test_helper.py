@@ -69,7 +69,9 @@ def test_a_defect_is_named_in_the_answer_and_ends_the_conversation(helper: tuple
     with connected(helper[1], TOKEN) as messages:
         messages.receive()
         messages.send({"do": "catalog"})
-        assert messages.receive()["error"].startswith("builtins.KeyError: 'path' (its traceback is in")
+        answer = messages.receive()
+        assert answer["error"].startswith("builtins.KeyError: 'path' (its traceback is in")
+        assert answer["ends"], "or a request could come before the process has ended"
         with pytest.raises(Broken):
             messages.receive()
 

@@ -181,6 +181,7 @@ def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvsto
             ("SELECT k, (SELECT max(u.s) FROM kv.t u WHERE u.k = 5) FROM kv.t WHERE k IN (6, 7)", []),
             ("SELECT few.id FROM few WHERE EXISTS (SELECT 1 FROM kv.t t WHERE t.k = 5 AND t.k = few.id)", []),
             ("SELECT explode(some) FROM kv.t WHERE k IN (2, 5, 11)", []),
+            ("SELECT sum(k + 1), max(upper(s)) FROM kv.t WHERE k IN (5, 6, 7) AND length(s) > 2", []),
         ]
         for sql, came in expected:
             found = run(sql)
@@ -195,6 +196,11 @@ def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvsto
                 assert rows_read(read), sql
             finally:
                 spark.conf.unset("spark.sql.optimizer.dynamicPartitionPruning.enabled")
+        never = "SELECT coalesce(1, (SELECT 1 DIV (k - 5) FROM kv.t WHERE k = 5))"
+        assert run(never) == [(1,)]  # what may fail is left for tasks
+        assert "LocalTableScan" in str(run("EXPLAIN SELECT 1 DIV (k - 5) FROM kv.t WHERE k = 5"))
+        with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+            run("SELECT 1 DIV (k - 5) FROM kv.t WHERE k = 5")
         by_name = spark.table(f"{name}.t").where("k = 5")
         assert [row.s for row in by_name.collect()] == ["five"]
         then = json.dumps({str(bucket): end for bucket, (_, end) in table.offsets().items()})

@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 import kvstore
 from kvstore.errors import (
     InvalidRequest,
+    LogFailed,
     NoSuchTable,
     OutOfOrderSequence,
     SchemaMismatch,
@@ -176,6 +177,14 @@ def test_what_a_task_staged_is_not_what_it_was(
     with pytest.raises(StoreError, match="run the job again"):
         writer.commit([message])
     assert table.count() == 0
+
+
+def test_a_task_that_can_not_stage_says_why(store: kvstore.Store) -> None:
+    store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    paths.task_file(store.path, "job", 0, 0).parent.write_bytes(b"")  # where the directory should be
+    with pytest.raises(LogFailed, match="staging"):
+        writer.job.stage(iter([ROWS]), 0, 0, None)
 
 
 def test_columns_of_a_changelog_that_are_large(store: kvstore.Store) -> None:

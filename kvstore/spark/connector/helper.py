@@ -21,6 +21,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
+
 from kvstore.kernel import leaves as leaves, library, pages as pages, rows as rows
 from kvstore.process.signals import undisturbed
 from kvstore.spark.connector.messages import Broken, Messages
@@ -28,6 +30,8 @@ from kvstore.spark.connector.requests import answer
 
 SOCKET_BYTES_MAX = 107
 """Bytes of the path of a socket, without the zero at its end."""
+GROWN_BYTES_MAX = 64 << 20
+"""A process that has grown by more does not wait for another task: what it has freed, the system does not have back."""
 _BACKLOG = 128
 
 
@@ -111,8 +115,21 @@ def _converse(connection: socket.socket, listening: socket.socket, token: str) -
 
 def _answer_all(messages: Messages) -> bool:
     """Answer requests until the other end closes. No Ctrl-C comes here, so no call needs a thread that it spares."""
+    first = own_bytes()
+
+    def has_grown() -> bool:
+        if own_bytes() - first > GROWN_BYTES_MAX:
+            pa.default_memory_pool().release_unused()
+        return own_bytes() - first > GROWN_BYTES_MAX
+
     while True:
-        answer(messages.receive(), messages)
+        answer(messages.receive(), messages, has_grown)
+
+
+def own_bytes() -> int:
+    """Memory of this process that is not that of files."""
+    counts = Path("/proc/self/statm").read_text().split()
+    return (int(counts[1]) - int(counts[2])) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -27,25 +27,32 @@ from kvstore.spark.read.tasks import Pinned, ReadTask
 from kvstore.spark.source import KvStoreSource
 from kvstore.spark.types import arrow_schema, decode_columns, spark_schema
 
+ENDS: Message = {"ends": True}
+"""Part of the last answer of a conversation."""
 
-def answer(request: Message, messages: Messages) -> None:
+
+def answer(request: Message, messages: Messages, is_last: Callable[[], bool] = lambda: False) -> None:
     """Answer a request; an error of the store is the answer, too.
+
+    Args:
+        is_last: Whether the other end shall close once it has the answer.
 
     Raises:
         Broken: The other end has closed.
         Exception: Any other error, after it was answered: it is a defect, and its traceback is for the log.
     """
     try:
-        _answer(request, messages)
+        _answer(request, messages, is_last)
     except Broken:
         raise
     except Exception as error:
+        refusal = _refusal(error, " (its traceback is in the standard error of Spark's process on this host)")
         with suppress(Broken):
-            messages.send(_refusal(error, " (its traceback is in the standard error of Spark's process on this host)"))
+            messages.send(refusal | ENDS)
         raise
 
 
-def _answer(request: Message, messages: Messages) -> None:
+def _answer(request: Message, messages: Messages, is_last: Callable[[], bool]) -> None:
     def run() -> Message:
         match request["do"]:
             case "load":
@@ -91,7 +98,7 @@ def _answer(request: Message, messages: Messages) -> None:
             reply = _refusal(error)
         messages.send(reply)
 
-    answered(run)
+    answered(lambda: run() | (ENDS if is_last() else {}))
 
 
 def _refusal(error: Exception, more: str = "") -> Message:

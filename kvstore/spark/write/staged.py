@@ -116,7 +116,7 @@ class TaskFile:
         if kind is not None:
             with suppress(OSError, pa.ArrowException):  # a full disk also refuses the rest
                 self._open.close()
-            remove([str(self._path)])
+                remove([str(self._path)])
 
 
 def staged_batch(changes: Changes, order: Mapping[str, pa.Array]) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ class Connection(val channel: SocketChannel) extends AutoCloseable {
   def receive(): JValue = {
     val length = read(4).getInt
     val message = parse(UTF_8.decode(read(length)).toString)
-    isAnswered = true
+    isAnswered = (message \ "ends") != JBool(true)
     message \ "error" match {
       case JString(error) => throw new StoreFailure(error)
       case _ => message

@@ -8,9 +8,9 @@ import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.catalyst.InternalRow
-import org.apache.spark.sql.catalyst.expressions.UnsafeProjection
-import org.apache.spark.sql.catalyst.optimizer.ConvertToLocalRelation
-import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, LocalRelation, LogicalPlan, Repartition}
+import org.apache.spark.sql.catalyst.expressions._
+import org.apache.spark.sql.catalyst.expressions.BindReferences.bindReference
+import org.apache.spark.sql.catalyst.plans.logical.{Aggregate, Filter, LocalRelation, LogicalPlan, Project, Repartition}
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2ScanRelation
 import org.apache.spark.sql.execution.dynamicpruning.CleanupDynamicPruningFilters
 import org.apache.spark.sql.types.StructType
@@ -26,7 +26,7 @@ object FewRows {
     rows.toSeq
   }
 
-  /** Has the rows in place of the scans that found them, and filters and projections of them evaluated. */
+  /** Has the rows in place of the scans that found them, and filters on them and choices of columns evaluated. */
   def in(plan: LogicalPlan): LogicalPlan = {
     val found = plan.transformUp {
       case relation: DataSourceV2ScanRelation =>
@@ -35,18 +35,29 @@ object FewRows {
           case _ => relation
         }
     }
-    if (found eq plan) plan else inOnePartition(evaluated(CleanupDynamicPruningFilters(found)))
+    if (found eq plan) plan else evaluated(CleanupDynamicPruningFilters(found))
   }
 
-  @scala.annotation.tailrec
-  private def evaluated(plan: LogicalPlan): LogicalPlan = {
-    val next = ConvertToLocalRelation(plan)
-    if (next eq plan) plan else evaluated(next)
+  /** What is left for tasks may fail, take long or never be needed; an aggregate of one partition needs no shuffle. */
+  private def evaluated(plan: LogicalPlan): LogicalPlan = plan.transformUp {
+    case Filter(condition, rows: LocalRelation) if !condition.exists(!isPlain(_)) =>
+      rows.copy(data = rows.data.filter(Predicate.createInterpreted(bindReference(condition, rows.output)).eval))
+    case Project(columns, rows: LocalRelation) if columns.forall(_.isInstanceOf[Attribute]) =>
+      val project = UnsafeProjection.create(columns, rows.output)
+      LocalRelation(columns.map(_.toAttribute), rows.data.map(project(_).copy()))
+    case aggregate: Aggregate if isOfRows(aggregate.child) =>
+      aggregate.copy(child = Repartition(1, shuffle = false, aggregate.child))
   }
 
-  /** An aggregate of one partition needs no shuffle. */
-  private def inOnePartition(plan: LogicalPlan): LogicalPlan = plan.transformUp {
-    case aggregate @ Aggregate(_, _, rows: LocalRelation, _) =>
-      aggregate.copy(child = Repartition(1, shuffle = false, rows))
+  private def isOfRows(plan: LogicalPlan): Boolean = plan match {
+    case Filter(_, child) => isOfRows(child)
+    case Project(_, child) => isOfRows(child)
+    case other => other.isInstanceOf[LocalRelation]
+  }
+
+  private def isPlain(part: Expression): Boolean = part match {
+    case _: Attribute | _: Literal | _: And | _: Or | _: Not | _: IsNull | _: IsNotNull => true
+    case _: BinaryComparison | _: In | _: InSet | _: StringPredicate => true
+    case _ => false
   }
 }
