@@ -395,7 +395,7 @@ class _LentCsv(_Lent):
     """A CSV file, with a row after its last one, which shows that no quote is open there.
 
     Attributes:
-        is_whole: Whether that row was found.
+        is_whole: Whether that row was found, or none was needed.
         left_out_count: Number of rows that can't be parsed.
     """
 
@@ -403,7 +403,7 @@ class _LentCsv(_Lent):
         super().__init__(file)
         self._broken = broken
         self._left = f"\n{_LAST_CELL}{delimiter * (_LAST_CELLS - 1)}\n".encode()
-        self._has_begun = self.is_whole = False
+        self._has_begun, self.is_whole = False, True
         self.left_out_count = 0
 
     def read(self, size: int = -1) -> bytes:
@@ -412,8 +412,9 @@ class _LentCsv(_Lent):
         while len(data) < size and (more := super().read(size - len(data))):
             data += more  # Arrow takes less for a block of its own
         self._has_begun = self._has_begun or bool(data.strip(b"\xef\xbb\xbf \t\r\n"))
-        if self._has_begun and not self.is_over:
-            room = size - len(data)
+        room = size - len(data)
+        if room and self._left and self._has_begun and not self.is_over:
+            self.is_whole = False
             data, self._left = data + self._left[:room], self._left[room:]
         return data
 

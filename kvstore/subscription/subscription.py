@@ -93,8 +93,9 @@ class Subscription(Iterator[pa.RecordBatch]):
     """Batches of changes that come again until they are acknowledged; a context manager.
 
     Made by :meth:`kvstore.Table.subscribe`; for one thread, or for one task of asyncio (``async for``). A second one
-    that asks for a batch meanwhile gets InvalidRequest; any thread may close it. A wait that is cancelled or fails
-    loses nothing: the next one gets its batch.
+    that asks for a batch meanwhile gets InvalidRequest; any thread may close it. A wait that is cancelled loses
+    nothing: the next one gets its batch. After a read that failed or was interrupted it has ended, which the next call
+    says; what was not acknowledged comes again under its name.
 
     Args:
         feed: The table.
@@ -158,6 +159,8 @@ class Subscription(Iterator[pa.RecordBatch]):
         self._batches = self._all()
         self._ready: pa.RecordBatch | None = None
         """The last batch, until its reader has it: a call that fails or is cancelled leaves it for the next one."""
+        self._error: BaseException | None = None
+        """What has ended the batches before their end."""
         self._is_read = False
         """Whether a thread or task waits for a batch."""
 
@@ -198,7 +201,16 @@ class Subscription(Iterator[pa.RecordBatch]):
 
     def _next(self) -> Any:
         """The batch that waits for its reader, or else the next one; None if there is none now."""
-        return next(self._batches, _ENDED) if self._ready is None else self._ready
+        if self._ready is not None:
+            return self._ready
+        if self._error is not None:
+            raise InvalidRequest(
+                "An earlier call failed or was interrupted, and this subscription has ended; close it and subscribe "
+                "again: what was not acknowledged comes again.",
+                name=self._name,
+                reason=str(self._error) or type(self._error).__name__,
+            ) from self._error
+        return next(self._batches, _ENDED)
 
     def _taken(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         # Nothing comes between this and the return: neither an interrupt nor a cancelled wait loses a batch.
@@ -263,7 +275,8 @@ class Subscription(Iterator[pa.RecordBatch]):
             NoSuchTable, StoreClosed, StoreFull, LogFailed: The position is where it was.
         """
         if batch is None:
-            count = len(self._steps) if self._ready is None else self._count_to(self._ready) - 1
+            ready = 0 if self._ready is None else self._count_to(self._ready)
+            count = ready - 1 if ready else len(self._steps)
         else:
             count = self._count_to(batch)
             if not count or batch is self._ready:
@@ -362,12 +375,17 @@ class Subscription(Iterator[pa.RecordBatch]):
         try:
             with self._waits:
                 yield from self._each_bucket()
-        except (StoreError, OSError) as error:
-            self._feed.latest()  # a dropped table or closed store is the cause to report
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._error = error
+            if isinstance(error, (StoreError, OSError)):
+                self._feed.latest()  # a dropped table or closed store is the cause to report
             if isinstance(error, OffsetOutOfRange):
+                how = "Give the name up (`store.drop_consumer`) and subscribe" if self._is_named else "Subscribe"
                 raise OffsetOutOfRange(
-                    "The changes that come next under this name have expired. Give the name up "
-                    "(`store.drop_consumer`) and subscribe again: it then begins with all rows.",
+                    f"The changes that come next under this name have expired. {how} again: it then begins as `start` "
+                    "says, by default with all rows.",
                     name=self._name,
                     **error.where,
                 ) from error
@@ -410,9 +428,9 @@ class Subscription(Iterator[pa.RecordBatch]):
         last = self._steps[-1] if self._steps else None
         if step.batch is None and last is not None and last.batch is None and last.bucket == step.bucket:
             self._steps.pop()
-        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.position))
         if step.batch is not None:
-            self._ready = step.batch
+            self._ready = step.batch  # first: an interrupt could leave a step that seems to be delivered
+        self._steps.append(_Given(None if step.batch is None else ref(step.batch), step.bucket, step.position))
 
     def _deliver(self, steps: list[_Step]) -> Iterator[pa.RecordBatch]:
         for step in steps:

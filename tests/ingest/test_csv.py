@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, strategies as st
 
 import kvstore
-from kvstore.errors import StoreError
+from kvstore.errors import SchemaMismatch, StoreError
 from kvstore.ingest import formats
 from tests.cli.commands import run
 
@@ -81,6 +81,8 @@ def test_a_file_that_ends_within_quotes_loads_nothing(tmp_path: Path) -> None:
         job.resume()
         job.run()
         assert table.count() == 3
+    with pytest.raises(SchemaMismatch):  # its column is called " "
+        read(b" \n \n", 1)
     file.write_text('k,s\n4,"')
     done = run("load", tmp_path / "store", "t", file)
     assert done.code == 2

@@ -145,7 +145,7 @@ def rows_that_came_with(frame: DataFrame) -> list[int]:
 
 
 @pytest.mark.spark
-def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvstore.Store) -> None:
+def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvstore.Store, tmp_path: Path) -> None:
     schema = pa.schema(
         [
             pa.field("k", pa.int64(), False),
@@ -201,6 +201,11 @@ def test_rows_of_a_few_keys_come_with_the_plan(spark: SparkSession, store: kvsto
         assert "LocalTableScan" in str(run("EXPLAIN SELECT 1 DIV (k - 5) FROM kv.t WHERE k = 5"))
         with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
             run("SELECT 1 DIV (k - 5) FROM kv.t WHERE k = 5")
+        spark.range(40).selectExpr("id", "id % 4 AS part").write.partitionBy("part").parquet(str(tmp_path / "parts"))
+        spark.read.parquet(str(tmp_path / "parts")).createOrReplaceTempView("parts")
+        pruned = "SELECT p.id FROM parts p JOIN kv.t t ON p.part = t.k WHERE t.k IN (1, 9)"
+        assert sorted(run(pruned)) == [(k,) for k in range(1, 40, 4)]
+        assert "dynamicpruning" in str(run(f"EXPLAIN {pruned}")), "one partition is read"
         by_name = spark.table(f"{name}.t").where("k = 5")
         assert [row.s for row in by_name.collect()] == ["five"]
         then = json.dumps({str(bucket): end for bucket, (_, end) in table.offsets().items()})
@@ -262,9 +267,15 @@ def test_a_join_with_a_few_rows_and_a_merge_look_up_their_keys(spark: SparkSessi
             clauses = [(random.choice(simple), random.choice([TAKEN, None]))]
             given = merge(source, ("true", lambda *_: True), clauses, True, [])
             expected_rows = given.delta(rows).apply(rows)
-            spark.conf.set("spark.sql.maxSinglePartitionBytes", "100k")  # the table is larger
-            plan = str(run(f"EXPLAIN {given.sql}"))
-            spark.conf.unset("spark.sql.maxSinglePartitionBytes")
+            # The table is larger than these.
+            sizes = {"spark.sql.maxSinglePartitionBytes": "100k", "spark.sql.autoBroadcastJoinThreshold": "10k"}
+            for name_of, size in sizes.items():
+                spark.conf.set(name_of, size)
+            try:
+                plan = str(run(f"EXPLAIN {given.sql}"))
+            finally:
+                for name_of in sizes:
+                    spark.conf.unset(name_of)
             assert "dynamicpruning" in plan
             assert "Exchange" not in plan
             run(given.sql)

@@ -187,6 +187,22 @@ def test_a_task_that_can_not_stage_says_why(store: kvstore.Store) -> None:
         writer.job.stage(iter([ROWS]), 0, 0, None)
 
 
+def test_a_task_that_finds_the_disk_full_leaves_no_file(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create_table("u", SCHEMA, "k")
+    writer = writer_of(store, SCHEMA)
+    many = pa.Table.from_batches([ROWS]).take(pa.array([0] * 100_000)).combine_chunks().to_batches()[0]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(StoreError):
+            writer.job.stage(iter([many]), 0, 0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not [*(store.path / paths.STAGING).glob("*")]
+
+
 def test_columns_of_a_changelog_that_are_large(store: kvstore.Store) -> None:
     """As Spark sends them with ``spark.sql.execution.arrow.useLargeVarTypes``."""
     table = store.create_table("u", SCHEMA, "k")

@@ -281,6 +281,26 @@ def test_a_wait_that_is_cancelled_loses_no_batch(table: kvstore.Table, acknowled
     assert copied(table, {}) == 0
 
 
+def test_a_read_that_fails_is_no_end(table: kvstore.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied(table, {})
+    table.upsert([{"k": k, "v": 3} for k in range(9)])
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("the disk is gone")
+
+    with table.subscribe("s", follow=False) as changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(subscription, "changes_between", fails)
+            with pytest.raises(OSError, match="the disk is gone"):
+                next(changes)
+        with pytest.raises(InvalidRequest, match=r"subscribe again.*the disk is gone"):
+            next(changes)
+        changes.ack()
+    copy: Copy = {}
+    copied(table, copy)
+    assert copy == dict.fromkeys(range(9), 3)
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_call_that_fails_loses_no_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_async: bool) -> None:
     clock = SetClock()

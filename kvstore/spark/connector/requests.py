@@ -91,14 +91,14 @@ def _answer(request: Message, messages: Messages, is_last: Callable[[], bool]) -
                 return writes.abort(request)
         return {}
 
-    def answered(run: Callable[[], Message]) -> None:
+    def answered(run: Callable[[], Message], more: Callable[[], Message] = dict) -> None:
         try:
             reply = run()
         except StoreError as error:
             reply = _refusal(error)
-        messages.send(reply)
+        messages.send(reply | more())
 
-    answered(lambda: run() | (ENDS if is_last() else {}))
+    answered(run, lambda: ENDS if is_last() else {})
 
 
 def _refusal(error: Exception, more: str = "") -> Message:

@@ -116,6 +116,7 @@ class TaskFile:
         if kind is not None:
             with suppress(OSError, pa.ArrowException):  # a full disk also refuses the rest
                 self._open.close()
+            with suppress(OSError):
                 remove([str(self._path)])
 
 

@@ -46,7 +46,7 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
       receiving(new ColumnStream(connection.channel))
     } catch { case error: Throwable => connection.close(); throw error }
 
-  private var isOver = false
+  private var isOver, isClosed = false
 
   override def next(): Boolean = {
     val hasMore = receiving(stream.next())
@@ -64,7 +64,9 @@ class ColumnReader(python: Python, request: JObject) extends PartitionReader[Col
 
   override def get(): ColumnarBatch = stream.batch
 
-  override def close(): Unit =
+  override def close(): Unit = if (!isClosed) {
+    isClosed = true // after an error Spark calls this again, when another task may have the connection
     try stream.close()
     finally if (isOver) Helper.giveBack(python, connection) else connection.close()
+  }
 }

@@ -17,6 +17,8 @@ import org.apache.spark.sql.types.StructType
 
 /** Rows that a query names by a few keys come with its plan: it then needs no task, or one that reads no table. */
 object FewRows {
+  private val Few = 1000
+
   def of(columns: StructType, encoded: String): Seq[InternalRow] = {
     val copy = UnsafeProjection.create(columns)
     val rows = ArrayBuffer.empty[InternalRow]
@@ -28,23 +30,24 @@ object FewRows {
 
   /** Has the rows in place of the scans that found them, and filters on them and choices of columns evaluated. */
   def in(plan: LogicalPlan): LogicalPlan = {
-    val found = plan.transformUp {
+    // In the subqueries that wait for a broadcast, too: they have to be like the side that is broadcast.
+    val found = plan.transformUpWithSubqueries {
       case relation: DataSourceV2ScanRelation =>
         relation.scan match {
           case scan: StoreScan => scan.fewRows.fold[LogicalPlan](relation)(LocalRelation(relation.output, _))
           case _ => relation
         }
     }
-    if (found eq plan) plan else evaluated(CleanupDynamicPruningFilters(found))
+    if (found eq plan) plan else CleanupDynamicPruningFilters(found).transformUpWithSubqueries(evaluated)
   }
 
   /** What is left for tasks may fail, take long or never be needed; an aggregate of one partition needs no shuffle. */
-  private def evaluated(plan: LogicalPlan): LogicalPlan = plan.transformUp {
+  private val evaluated: PartialFunction[LogicalPlan, LogicalPlan] = {
     case Filter(condition, rows: LocalRelation) if !condition.exists(!isPlain(_)) =>
       rows.copy(data = rows.data.filter(Predicate.createInterpreted(bindReference(condition, rows.output)).eval))
     case Project(columns, rows: LocalRelation) if columns.forall(_.isInstanceOf[Attribute]) =>
       val project = UnsafeProjection.create(columns, rows.output)
-      LocalRelation(columns.map(_.toAttribute), rows.data.map(project(_).copy()))
+      rows.copy(output = columns.map(_.toAttribute), data = rows.data.map(project(_).copy()))
     case aggregate: Aggregate if isOfRows(aggregate.child) =>
       aggregate.copy(child = Repartition(1, shuffle = false, aggregate.child))
   }
@@ -52,7 +55,8 @@ object FewRows {
   private def isOfRows(plan: LogicalPlan): Boolean = plan match {
     case Filter(_, child) => isOfRows(child)
     case Project(_, child) => isOfRows(child)
-    case other => other.isInstanceOf[LocalRelation]
+    case rows: LocalRelation => rows.data.length <= Few
+    case _ => false
   }
 
   private def isPlain(part: Expression): Boolean = part match {

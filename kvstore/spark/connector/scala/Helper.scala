@@ -78,7 +78,7 @@ object Helper {
   /** Connections that wait to be used again: a new one costs a fork, and all that a process does for the first time. */
   private val waiting = mutable.Map.empty[Python, List[Connection]]
 
-  private val WaitingMax = Runtime.getRuntime.availableProcessors + 1
+  private val WaitingMax = math.min(Runtime.getRuntime.availableProcessors, 8) + 1
 
   /** A connection to a helper, which is started at the first call and after it has died. */
   def connect(python: Python): Connection = {

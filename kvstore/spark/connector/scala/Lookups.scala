@@ -75,8 +75,9 @@ object Lookups extends Rule[LogicalPlan] with JoinSelectionHelper with Predicate
         case relation: DataSourceV2ScanRelation =>
           relation.scan match {
             case scan: StoreScan =>
-              // A projection may add columns.
-              relation.copy(scan = scan.ofFew(conf.getConf(SQLConf.MAX_SINGLE_PARTITION_BYTES) / 4))
+              // A projection may add columns; a side that is said to be smaller than this could be broadcast.
+              val bytes = conf.getConf(SQLConf.MAX_SINGLE_PARTITION_BYTES) / 4
+              relation.copy(scan = scan.saidToGive(bytes.max(conf.autoBroadcastJoinThreshold + 1)))
             case _ => relation
           }
       }, kind)

@@ -96,8 +96,8 @@ class StoreScan(
 
   override def planInputPartitions(): Array[InputPartition] = table.partitions(python, atRuntime.getOrElse(planned))
 
-  /** The same scan, of which a runtime filter leaves no more than so many bytes. */
-  def ofFew(bytes: Long): StoreScan = new StoreScan(table, columns, filters, limit, isOfStatement, bytes)
+  /** The same scan, said to give no more than so many bytes: a runtime filter leaves few rows. */
+  def saidToGive(bytes: Long): StoreScan = new StoreScan(table, columns, filters, limit, isOfStatement, bytes)
 
   /** None for a statement: Spark would first read the whole table for the keys of the rows that it changes. */
   override def filterAttributes(): Array[NamedReference] = if (isOfStatement) Array.empty else keyColumns

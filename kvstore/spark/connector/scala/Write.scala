@@ -174,7 +174,7 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
   private val rows = ArrowWriter.create(shape.sent, "UTC", true, false)
   private val stream = new ArrowStreamWriter(rows.root, null, connection.channel)
   private var waiting = 0
-  private var hasBegun, isOver = false
+  private var hasBegun, isOver, isClosed = false
 
   override def insert(row: InternalRow): Unit = add(shape.of(row, StoreWriter.Insert))
 
@@ -233,9 +233,11 @@ class StoreWriter(python: Python, request: JObject, shape: RowShape) extends Del
 
   override def abort(): Unit = ()
 
-  override def close(): Unit =
+  override def close(): Unit = if (!isClosed) {
+    isClosed = true // a second call would take the connection from another task
     try if (isOver) Helper.giveBack(python, connection) else connection.close()
     finally rows.root.close()
+  }
 }
 
 object StoreWriter {
