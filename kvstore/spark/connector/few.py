@@ -44,7 +44,7 @@ def few_rows(tasks: Sequence[ReadTask], columns: StructType) -> str | None:
 
 def first_keys(tasks: Sequence[ReadTask]) -> tuple[list[ReadTask], list[ReadTask]]:
     """Tasks that look up the first few keys, and tasks that look up all others."""
-    first, rest, left = [], [], FIRST_KEYS
+    first, rest, left = list[ReadTask](), list[ReadTask](), FIRST_KEYS
     for task in tasks:
         for piece in task.pieces:
             wanted = piece.wanted or ()
