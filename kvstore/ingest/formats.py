@@ -412,7 +412,7 @@ class _LentCsv(_Lent):
         while len(data) < size and (more := super().read(size - len(data))):
             data += more  # Arrow takes less for a block of its own
         self._has_begun = self._has_begun or bool(data.strip(b"\xef\xbb\xbf \t\r\n"))
-        room = size - len(data)
+        room = max(size - len(data), 0)
         if room and self._left and self._has_begun and not self.is_over:
             self.is_whole = False
             data, self._left = data + self._left[:room], self._left[room:]

@@ -65,7 +65,7 @@ class StoreScan(
     bytesMax: Long = Long.MaxValue)
     extends Scan with Batch with SupportsReportStatistics with SupportsReportPartitioning with SupportsRuntimeFiltering {
   private lazy val python = Python.of(SparkSession.active)
-  private lazy val planned = plan(filters)
+  private lazy val planned = plan(filters, takesRows)
 
   /** Whether the plan is asked for the rows, too. */
   private var takesRows = false
@@ -73,7 +73,7 @@ class StoreScan(
   /** What is known only while the query runs, such as the keys on the other side of a join: a plan of its own. */
   @volatile private var atRuntime: Option[JValue] = None
 
-  private def plan(by: Array[Filter]): JValue =
+  private def plan(by: Array[Filter], takesRows: Boolean = false): JValue =
     table.ask(
       python,
       ("do" -> "plan") ~ ("columns" -> columns.json) ~ ("filters" -> by.flatMap(Filters.json).toList) ~
