@@ -362,7 +362,10 @@ class WritePath:
         Raises:
             UniqueViolation: Nothing was changed.
         """
-        grouping, options = request.grouping or request.encoded, self.definition.options
+        options = self.definition.options
+        grouping: Grouping | Encoded | None = request.grouping
+        if grouping is None and isinstance(request.encoded, Encoded):
+            grouping = request.encoded
         if grouping is None:
             grouping = grouped(self._layout, request.changes.rows)
         incoming = filled(request.changes.rows, self.definition.schema)

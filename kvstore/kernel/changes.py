@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from kvstore.kernel.library import RecordMaker
-from kvstore.kernel.writes import Encoded, Table, address_of
+from kvstore.kernel.writes import FEW_MAX, Encoded, Few, Table, address_of, numbers_of
 from logformat.binary_column import WORD, BinaryColumn
 from logformat.log.arrow_message import RAW_BYTES_MAX
 from logformat.log.batch import ALIGNMENT
@@ -30,8 +29,6 @@ _FEW_WORDS = 5
 """Numbers for each operation that ``kv_few_changes`` lists; and two more."""
 _ROOM_MAX = RAW_BYTES_MAX
 """A batch that is larger is refused, and Python says so."""
-FEW_MAX = 256
-"""Up to so many operations take less time than giving the interpreter's lock to another thread."""
 
 
 class Stored(NamedTuple):
@@ -44,18 +41,6 @@ class Stored(NamedTuple):
 
     lengths: np.ndarray
     values: BinaryColumn
-
-
-class Few(NamedTuple):
-    """A few operations as they are stored, each of another key.
-
-    Attributes:
-        names: The keys.
-        values: Values of each operation; empty for a delete.
-    """
-
-    names: list[bytes]
-    values: list[bytes]
 
 
 class Made(NamedTuple):
@@ -119,10 +104,10 @@ class ChangeMaker:
             old: What is stored under each key; empty for nothing.
             header: Of the batch; see :func:`logformat.log.few_records.packed`.
         """
-        names, values = rows
+        names, values, _ = rows
         count, strings = len(names), [*names, *values, *old]
         sizes = list(map(len, strings))
-        memory = b"".join([header, _numbers_of(3 * count).pack(*sizes), *strings])
+        memory = b"".join([header, numbers_of(3 * count).pack(*sizes), *strings])
         room = self._room + count * self._room_of_operation + 2 * sum(sizes)
         room += -room % WORD
         if room > _ROOM_MAX:
@@ -133,7 +118,7 @@ class ChangeMaker:
             return None
         batch_bytes, records, digest, added = _RESULTS.unpack_from(target)
         batch = memoryview(target[_RESULT_BYTES : _RESULT_BYTES + batch_bytes])
-        return Made(batch, records, digest, added, _numbers_of(count).unpack_from(target, room))
+        return Made(batch, records, digest, added, numbers_of(count).unpack_from(target, room))
 
     def make(self, rows: Encoded, stored: Stored | list[bytes], *, skips: bool = False) -> Made | None:
         """The records of operations; None if Python has to make them.
@@ -151,7 +136,7 @@ class ChangeMaker:
         if addresses is None:
             addresses = tuple(map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets, *numbers)))
         if isinstance(stored, list):
-            sizes = _numbers_of(len(stored)).pack(*map(len, stored))
+            sizes = numbers_of(len(stored)).pack(*map(len, stored))
             memory = b"".join([sizes, *stored])
             lengths = address_of(memory)
             old, old_bytes = lengths + len(sizes), len(memory) - len(sizes)
@@ -177,8 +162,3 @@ class ChangeMaker:
         made: memoryview = target.data
         batch_bytes, records, digest, added = _RESULTS.unpack_from(made)
         return Made(made[_RESULT_BYTES : _RESULT_BYTES + batch_bytes], records, digest, added, final[:keys])
-
-
-@lru_cache(maxsize=512)
-def _numbers_of(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}q")

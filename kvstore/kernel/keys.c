@@ -166,17 +166,9 @@ static int encode_key(const key_part_t *parts, const part_t *const *columns, con
     return DONE;
 }
 
-/* Encode the keys of rows and group rows by them.
- *
- * parts        those of the key, in its order; there are at most KEY_COLUMNS_MAX
- * scratch      capacity bytes; ends has a number for each row and one more, entries two entries for each row
- * keys         capacity bytes, of which key_ends has the ends: the different keys, in their order
- * order, starts, lasts  see merge_engines/engine.py; a number for each row
- * found        how many different keys there are
- */
-EXPORT int kv_group(const table_t *table, const arrow_array_t *rows, const key_part_t *parts, u64 count, u8 *scratch,
-                    u64 capacity, i64 *ends, entry_t *entries, u8 *keys, i64 *key_ends, i64 *order, i64 *starts,
-                    i64 *lasts, u64 *found) {
+/* Encode the keys of rows, in at most capacity bytes; see kv_group. */
+static int encode_keys(const table_t *table, const arrow_array_t *rows, const key_part_t *parts, u64 count, u8 *keys,
+                       u64 capacity, i64 *ends) {
     cells_t cells[KEY_COLUMNS_MAX];
     const part_t *columns[KEY_COLUMNS_MAX];
     u64 total = (u64)rows->length, end = 0;
@@ -188,11 +180,29 @@ EXPORT int kv_group(const table_t *table, const arrow_array_t *rows, const key_p
     }
     ends[0] = 0;
     for (u64 row = 0; row < total; row++) {
-        if (encode_key(parts, columns, cells, count, row, scratch, capacity, &end))
+        if (encode_key(parts, columns, cells, count, row, keys, capacity, &end))
             return ASK_PYTHON;
         ends[row + 1] = (i64)end;
-        entries[row].row = row;
     }
+    return DONE;
+}
+
+/* Encode the keys of rows and group rows by them.
+ *
+ * parts        those of the key, in its order; there are at most KEY_COLUMNS_MAX
+ * scratch      capacity bytes; ends has a number for each row and one more, entries two entries for each row
+ * keys         capacity bytes, of which key_ends has the ends: the different keys, in their order
+ * order, starts, lasts  see merge_engines/engine.py; a number for each row
+ * found        how many different keys there are
+ */
+EXPORT int kv_group(const table_t *table, const arrow_array_t *rows, const key_part_t *parts, u64 count, u8 *scratch,
+                    u64 capacity, i64 *ends, entry_t *entries, u8 *keys, i64 *key_ends, i64 *order, i64 *starts,
+                    i64 *lasts, u64 *found) {
+    u64 total = (u64)rows->length;
+    if (encode_keys(table, rows, parts, count, scratch, capacity, ends))
+        return ASK_PYTHON;
+    for (u64 row = 0; row < total; row++)
+        entries[row].row = row;
     keys_t encoded = {scratch, ends};
     u64 key = 0, from = sort(&encoded, entries, entries + total, total, 1);
     key_ends[0] = 0;
@@ -231,6 +241,31 @@ EXPORT int kv_rows(const table_t *table, const arrow_array_t *rows, const i64 *p
                     starts, lasts, found) ||
            kv_encode(table, rows, places, (u64)rows->length, scratch, key_ends_of_rows, values, capacity, ends, sums,
                      hashes, cursors);
+}
+
+/* Encode the key and the value of each of a few rows.
+ *
+ * target  where in it each key begins, and the last one ends; the same of the values; then key_capacity bytes of keys
+ *         and capacity bytes of values, both whole words; then memory for the call (FEW_WORDS in kvstore/kernel/few.py)
+ */
+EXPORT int kv_few_rows(const table_t *table, const arrow_array_t *rows, const key_part_t *parts, int key_columns,
+                       int count, u8 *target, int key_capacity, int capacity) {
+    i64 *key_ends = (i64 *)target, *ends = key_ends + count + 1;
+    u8 *keys = (u8 *)(ends + count + 1), *values = keys + key_capacity;
+    i64 *places = (i64 *)(values + capacity), *cursors = places + count, *sums = cursors + count, *hashes = sums + count;
+    if (rows->length != count)
+        return ASK_PYTHON;
+    for (i64 row = 0; row < count; row++)
+        places[row] = row;
+    if (encode_keys(table, rows, parts, (u64)key_columns, keys, (u64)key_capacity, key_ends) ||
+        kv_encode(table, rows, places, (u64)count, keys, key_ends, values, (u64)capacity, ends, (u64 *)sums,
+                  (u64 *)hashes, cursors))
+        return ASK_PYTHON;
+    for (i64 nth = 0; nth <= count; nth++) {
+        key_ends[nth] += keys - target;
+        ends[nth] += values - target;
+    }
+    return DONE;
 }
 
 /* Entries of a secondary index, in their order (docs/format.md, Entries of a secondary index).

@@ -75,6 +75,12 @@ def few_decoder() -> Callable[..., int] | None:
     return None if library is None else _of_few_rows(library).decode
 
 
+def few_encoder() -> Callable[..., int] | None:
+    """The function that encodes a few rows; see :func:`kvstore.kernel.writes.encode_few`."""
+    library = kernel()
+    return None if library is None else _of_few_rows(library).encode
+
+
 def record_maker() -> RecordMaker | None:
     """The functions that make change records."""
     library = kernel()
@@ -144,6 +150,7 @@ class _OfFewRows(NamedTuple):
     changes: Callable[..., int]
     few_changes: Callable[..., int]
     decode: Callable[..., int]
+    encode: Callable[..., int]
 
 
 @cache
@@ -153,7 +160,8 @@ def _of_few_rows(loaded: ctypes.CDLL) -> _OfFewRows:
     library.kv_hash.restype = ctypes.c_uint64
     library.kv_changes.argtypes = [*[ctypes.c_void_p] * 3, ctypes.c_uint64]
     library.kv_few.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p]
+    library.kv_few_rows.argtypes = [*[ctypes.c_void_p] * 3, *[ctypes.c_int] * 2, ctypes.c_char_p, *[ctypes.c_int] * 2]
     return _OfFewRows(
         *(library.kv_is_right, library.kv_bucket, library.kv_hash, library.kv_changes, library.kv_few_changes),
-        library.kv_few,
+        *(library.kv_few, library.kv_few_rows),
     )

@@ -7,7 +7,10 @@ left to Python, whose bytes are the same.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +31,10 @@ _WAYS = {Layout.OPAQUE: 0, Layout.UNSIGNED: 1, Layout.SIGNED: 2, Layout.FLAG: 3,
 """How columns of a key are encoded; ``keys.c`` has the same."""
 KEY_COLUMNS_MAX = 64
 _LENGTH_BYTES = 2
+FEW_MAX = 256
+"""Up to so many operations take less time than giving the interpreter's lock to another thread."""
+_FEW_WORDS = 6
+"""Numbers for each row that ``kv_few_rows`` lists, or needs."""
 
 
 class Table:
@@ -156,6 +163,25 @@ def encode(
     return BinaryColumn(flat, numbers[3 * count :]), words[count : 2 * count], words[:count]
 
 
+class Few(NamedTuple):
+    """A few operations as they are stored, each of another key.
+
+    Attributes:
+        names: The keys.
+        values: Values of each operation; empty for a delete.
+        schema_id: Of the values.
+    """
+
+    names: list[bytes]
+    values: list[bytes]
+    schema_id: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return sum(map(len, self.values))
+
+
 class Encoded(NamedTuple):
     """Operations as they are stored, grouped by key.
 
@@ -175,6 +201,11 @@ class Encoded(NamedTuple):
     values: BinaryColumn
     schema_id: int
     addresses: tuple[int, ...] | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the values."""
+        return int(self.values.offsets[-1])
 
 
 def encode_rows(
@@ -227,6 +258,36 @@ def encode_rows(
         table.schema_id,
         (keys_at, key_ends, values_at, ends, order, starts, lasts),
     )
+
+
+def encode_few(encode: Callable[..., int], table: Table, rows: pa.RecordBatch, rows_bytes: int) -> Few | None:
+    """Encode a few rows; None if two have one key, or if it has to be done otherwise.
+
+    Args:
+        encode: See :func:`kvstore.kernel.library.few_encoder`.
+        rows, rows_bytes: See :func:`group`.
+    """
+    count = rows.num_rows
+    room = _key_room(table, count, rows_bytes)
+    room += -room % WORD
+    capacity = rows_bytes + (table.fixed_bytes + WORD) * count
+    capacity += -capacity % WORD
+    target = bytes(room + capacity + _FEW_WORDS * WORD * (count + 1))
+    # These bytes are new and known here only, so the kernel may fill them.
+    column, _array = _exported(rows)
+    if encode(table.address, column, table.key_address, table.key_columns, count, target, room, capacity) != _DONE:
+        return None
+    cuts = numbers_of(2 * count + 2).unpack_from(target)
+    names = [target[start:end] for start, end in pairwise(cuts[: count + 1])]
+    if len(set(names)) < count:
+        return None
+    return Few(names, [target[start:end] for start, end in pairwise(cuts[count + 1 :])], table.schema_id)
+
+
+@lru_cache(maxsize=512)
+def numbers_of(count: int) -> struct.Struct:
+    """So many numbers, as a word each."""
+    return struct.Struct(f"<{count}q")
 
 
 _NUMBERS = np.arange(1 << 10)

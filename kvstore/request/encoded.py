@@ -39,8 +39,8 @@ from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
 
 if TYPE_CHECKING:
-    from kvstore.kernel.changes import ChangeMaker, Few
-    from kvstore.kernel.writes import Encoded
+    from kvstore.kernel.changes import ChangeMaker
+    from kvstore.kernel.writes import Encoded, Few
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""

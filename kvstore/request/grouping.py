@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.kernel import library, writes
-from kvstore.kernel.changes import FEW_MAX, Few
-from kvstore.kernel.writes import Encoded
+from kvstore.kernel.writes import FEW_MAX, Encoded, Few
 from kvstore.meta.state import TableDefinition
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
@@ -17,6 +16,9 @@ from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import SchemaId
 from logformat.rows.few.few_rows import Operation
+
+FEW_ROWS_MAX, FEW_BYTES_MAX = 128, 1 << 17
+"""Up to so many rows, and bytes of them, lists take less time than columns."""
 
 
 def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
@@ -39,7 +41,7 @@ def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | N
 
 def encoded_rows(
     definition: TableDefinition, rows: pa.RecordBatch, is_delete: pa.BooleanArray | None = None
-) -> Encoded | None:
+) -> Encoded | Few | None:
     """The rows as they are stored; None if Python has to encode them.
 
     Args:
@@ -52,7 +54,13 @@ def encoded_rows(
     deletes = None
     if is_delete is not None and is_delete.true_count:
         deletes = np.asarray(is_delete.to_numpy(zero_copy_only=False))
-    return writes.encode_rows(kernel, table, rows, bytes_of(rows), deletes)
+    size = bytes_of(rows)
+    if deletes is None and rows.num_rows <= FEW_ROWS_MAX and size <= FEW_BYTES_MAX:
+        encode = library.few_encoder()
+        few = None if encode is None else writes.encode_few(encode, table, rows, size)
+        if few is not None:
+            return few
+    return writes.encode_rows(kernel, table, rows, size, deletes)
 
 
 def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> Encoded | Few:
@@ -60,7 +68,7 @@ def encoded_operations(operations: Sequence[Operation], schema_id: SchemaId) -> 
     names = [each.code for each in operations]
     values = [each.value or b"" for each in operations]
     if len(names) <= FEW_MAX and len(set(names)) == len(names):
-        return Few(names, values)
+        return Few(names, values, schema_id)
     grouping = group(BinaryColumn.from_list(names))
     column = BinaryColumn.from_list(values)
     return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, column, schema_id)

@@ -20,7 +20,7 @@ from logformat.rows.changes import Changes
 from logformat.rows.ordering import in_order
 
 if TYPE_CHECKING:
-    from kvstore.kernel.writes import Encoded
+    from kvstore.kernel.writes import Encoded, Few
 
 NO_EPOCH = Epoch(0)
 
@@ -64,7 +64,7 @@ class Request:
     overwrite: bool = False
     schema_id: SchemaId | None = None
     skips_identical: bool = False
-    encoded: Encoded | None = None
+    encoded: Encoded | Few | None = None
     answer: Reply[AppendResult] | Future[AppendResult] = field(default_factory=Answer)
 
     @property
@@ -82,7 +82,7 @@ class Request:
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return bytes_of(self.changes.rows) if self.encoded is None else int(self.encoded.values.offsets[-1])
+        return bytes_of(self.changes.rows) if self.encoded is None else self.encoded.size
 
 
 @dataclass(slots=True, eq=False)  # frozen would make setting its fields slow

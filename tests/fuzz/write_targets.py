@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle, islice
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,9 @@ from kvstore.bucket.merge import cdc
 from kvstore.bucket.merge.small import merge_small
 from kvstore.errors import CorruptData, KeyTooLarge
 from kvstore.kernel import library, writes
-from kvstore.kernel.changes import ChangeMaker, Few, Made, Stored
+from kvstore.kernel.changes import ChangeMaker, Made, Stored
 from kvstore.kernel.library import RecordMaker
-from kvstore.kernel.writes import Encoded
+from kvstore.kernel.writes import Encoded, Few
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import EncodedWrites, SmallRequest, encoded_writes
 from kvstore.request.grouping import encoded_operations
@@ -107,6 +107,7 @@ def native_writes(data: bytes) -> None:
     lasts = grouping.order[grouping.lasts]
     _assert_same_values(layout, plain, rows, grouping, np.where(is_delete[lasts], -1, lasts))
     old, is_any = _old_values(given, layout, plain, grouping)
+    _assert_same_few(layout, rows, grouping)
     found = _made(definition, rows, is_delete, old)
     try:
         types, change_rows, digest = _records(layout, plain, grouping, is_delete, old, preimages=preimages)
@@ -399,6 +400,31 @@ def _assert_same_values(
     assert not hashes[~put].any()
     assert values.lengths[~put].sum() == 0
     assert values.without_empty().to_list() == expected.to_list()
+
+
+def _assert_same_few(layout: TableLayout, rows: pa.RecordBatch, grouping: Grouping) -> None:
+    """Rows of different keys, encoded as a few, are those that are encoded as many."""
+    kernel, table, encode = library.kernel(), layout.flat, library.few_encoder()
+    if kernel is None or table is None or encode is None:
+        return
+
+    def guarded_encode(*given: Any) -> int:
+        *others, target, room, capacity = given
+        there = guarded(target)
+        status: int = encode(*others, ctypes.c_char_p(there.ctypes.data), room, capacity)
+        ctypes.memmove(target, there.ctypes.data, len(target))
+        return status
+
+    few = writes.encode_few(guarded_encode, table, rows, bytes_of(rows))
+    if len(grouping.keys) < len(rows):
+        assert few is None
+        return
+    encoded = writes.encode_rows(kernel, table, rows, bytes_of(rows), None)
+    assert few is not None
+    assert encoded is not None
+    assert [few.names[row] for row in encoded.order.tolist()] == encoded.keys.to_list()
+    assert few.values == encoded.values.to_list()
+    assert (few.size, few.schema_id) == (encoded.size, encoded.schema_id)
 
 
 def _old_values(

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from kvstore.kernel import library, writes
-from kvstore.kernel.changes import FEW_MAX, Few, Made, Stored
-from kvstore.kernel.writes import Encoded
+from kvstore.kernel.changes import Made, Stored
+from kvstore.kernel.writes import FEW_MAX, Encoded, Few
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import EncodedWrites
-from kvstore.request.grouping import encoded_rows, grouped
+from kvstore.request.grouping import grouped
 from kvstore.request.row_layout import layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
@@ -49,11 +49,11 @@ def few(count: int) -> Few:
     """Some rows as they are stored."""
     rows = [{"k": f"{nth}\0", "a": "a" * nth, "f": nth % 3 == 0, "b": None} for nth in range(count)]
     operations = [each for row in rows if (each := WRITES.rows.upsert(row))]
-    return Few([each.code for each in operations], [each.value or b"" for each in operations])
+    return Few([each.code for each in operations], [each.value or b"" for each in operations], SchemaId(1))
 
 
 def encoded(count: int) -> Encoded:
-    names, values = few(count)
+    names, values, _ = few(count)
     each = np.arange(count)
     keys, column = BinaryColumn.from_list(names), BinaryColumn.from_list(values)
     return Encoded(keys, each, each, each, column, SchemaId(1))
@@ -141,7 +141,7 @@ def sealed(key: bytes, value: bytes) -> bytes:
 def test_damaged_values_are_left_to_python(seed: int, seals: bool) -> None:
     """Old values that say other sizes than they have are not believed, and nothing beyond them is read."""
     random = Random(seed)
-    rows = encoded_rows(DEFINITION, ROWS)
+    rows = writes.encode_rows(*flat(), ROWS, ROWS.nbytes, None)
     assert rows is not None
     keys, values = rows.keys.to_list(), rows.values.to_list()
     old = [values[place] for place in rows.order.tolist()]
@@ -190,3 +190,6 @@ def test_texts_that_end_before_they_begin_are_left_to_python() -> None:
     keys = grouped(layout_of(DEFINITION), ROWS.slice(0, 4)).keys
     assert writes.encode(kernel, table, rows, 1_000, np.arange(4), keys) is None
     assert writes.encode_rows(kernel, table, rows, 1_000, None) is None
+    encode = library.few_encoder()
+    assert encode is not None
+    assert writes.encode_few(encode, table, rows, 1_000) is None

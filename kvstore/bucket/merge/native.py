@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.bucket.merge.small import EncodedMerge
-from kvstore.kernel.changes import Few, Made, Stored
-from kvstore.kernel.writes import Encoded
+from kvstore.kernel.changes import Made, Stored
+from kvstore.kernel.writes import Encoded, Few
 from kvstore.memtable.memtable import Memtable
 from kvstore.memtable.run import RUN_KEYS, Run
 from kvstore.request.encoded import EncodedWrites, SmallRequest
@@ -50,7 +50,7 @@ def merge_natively(
         made = native.make_few(rows, old, packed(header), skips=skips)
         if made is None or len(made.batch) > BATCH_BYTES_MAX:
             return None
-        left = {name: row for name, row, place in zip(*rows, made.final, strict=True) if place >= 0}
+        left = {name: row for name, row, place in zip(rows.names, rows.values, made.final, strict=True) if place >= 0}
         return EncodedMerge(made.records, [made.batch], left, made.added_rows, made.digest)
     stored = memtable.stored(rows.keys)
     made = native.make(rows, Stored(*stored) if isinstance(stored, tuple) else stored, skips=skips)
