@@ -76,7 +76,7 @@ def few_decoder() -> Callable[..., int] | None:
 
 
 def few_encoder() -> Callable[..., int] | None:
-    """The function that encodes a few rows; see :func:`kvstore.kernel.writes.encode_few`."""
+    """The function that encodes a few rows; see :class:`kvstore.kernel.writes.RowEncoder`."""
     library = kernel()
     return None if library is None else _of_few_rows(library).encode
 

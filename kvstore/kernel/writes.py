@@ -33,6 +33,8 @@ KEY_COLUMNS_MAX = 64
 _LENGTH_BYTES = 2
 FEW_MAX = 256
 """Up to so many operations take less time than giving the interpreter's lock to another thread."""
+FEW_ROWS_MAX, _FEW_BYTES_MAX = 128, 1 << 17
+"""Up to so many rows, and bytes of them, lists take less time than columns."""
 _FEW_WORDS = 6
 """Numbers for each row that ``kv_few_rows`` lists, or needs."""
 
@@ -208,80 +210,94 @@ class Encoded(NamedTuple):
         return int(self.values.offsets[-1])
 
 
-def encode_rows(
-    kernel: ctypes.CDLL, table: Table, rows: pa.RecordBatch, rows_bytes: int, is_delete: np.ndarray | None
-) -> Encoded | None:
-    """Group rows by their keys, and encode them; None if Python has to do it.
+class RowEncoder:
+    """Encodes rows of a table as they are stored.
 
     Args:
-        rows, rows_bytes: See :func:`group`.
-        is_delete: bool, for each row whether its key gets no value, but an empty one; None if none does.
+        encode_few: See :func:`kvstore.kernel.library.few_encoder`.
     """
-    count = rows.num_rows
-    room = _key_room(table, count, rows_bytes)
-    capacity = rows_bytes + (table.fixed_bytes + WORD) * count
-    # Numbers, values and keys, in one piece of memory; and what is of no use afterwards.
-    numbers = np.empty(5 * count + 3 + (capacity + room + 2 * WORD) // WORD, np.int64)
-    scratch = np.empty(9 * count + 1 + (room + WORD) // WORD, np.int64)
-    order, at_scratch = address_of(numbers), address_of(scratch)
-    step = WORD * count
-    starts, lasts, key_ends = order + step, order + 2 * step, order + 3 * step
-    ends = key_ends + step + WORD
-    found = ends + step + WORD
-    values_at = found + WORD
-    keys_at = values_at + (capacity + WORD - 1) // WORD * WORD
-    places = scratch[:count]
-    places[:] = _first_numbers(count)
-    if is_delete is not None:
-        places[is_delete] = -1
-    entries = at_scratch + step
-    sums, hashes, cursors, ends_of_rows = (entries + nth * step for nth in (4, 5, 6, 7))
-    at_keys = ends_of_rows + step + WORD
-    column, _array = _exported(rows)
-    status = kernel.kv_rows(
-        *(table.address, column, at_scratch, table.key_address, table.key_columns, at_keys, room),
-        *(ends_of_rows, entries, keys_at, key_ends, order, starts, lasts, found),
-        *(values_at, capacity, ends, sums, hashes, cursors),
-    )
-    if status != _DONE:
-        return None
-    different = int(numbers[5 * count + 2])
-    key_offsets = numbers[3 * count : 3 * count + different + 1]
-    offsets = numbers[4 * count + 1 : 5 * count + 2]
-    flat = numbers.view(np.uint8)
-    first, width = keys_at - order, table.key_width
-    keys = flat[first : first + (room if width is None else different * width)]
-    return Encoded(
-        BinaryColumn(keys, key_offsets, width),
-        *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
-        BinaryColumn(flat[values_at - order : first], offsets),
-        table.schema_id,
-        (keys_at, key_ends, values_at, ends, order, starts, lasts),
-    )
 
+    def __init__(self, kernel: ctypes.CDLL, encode_few: Callable[..., int], table: Table) -> None:
+        self._kernel, self._encode_few, self._table = kernel, encode_few, table
 
-def encode_few(encode: Callable[..., int], table: Table, rows: pa.RecordBatch, rows_bytes: int) -> Few | None:
-    """Encode a few rows; None if two have one key, or if it has to be done otherwise.
+    def encoded(
+        self, rows: pa.RecordBatch, rows_bytes: int, is_delete: np.ndarray | None = None
+    ) -> Encoded | Few | None:
+        """Rows in the form that takes least time; None if Python has to encode them.
 
-    Args:
-        encode: See :func:`kvstore.kernel.library.few_encoder`.
-        rows, rows_bytes: See :func:`group`.
-    """
-    count = rows.num_rows
-    room = _key_room(table, count, rows_bytes)
-    room += -room % WORD
-    capacity = rows_bytes + (table.fixed_bytes + WORD) * count
-    capacity += -capacity % WORD
-    target = bytes(room + capacity + _FEW_WORDS * WORD * (count + 1))
-    # These bytes are new and known here only, so the kernel may fill them.
-    column, _array = _exported(rows)
-    if encode(table.address, column, table.key_address, table.key_columns, count, target, room, capacity) != _DONE:
-        return None
-    cuts = numbers_of(2 * count + 2).unpack_from(target)
-    names = [target[start:end] for start, end in pairwise(cuts[: count + 1])]
-    if len(set(names)) < count:
-        return None
-    return Few(names, [target[start:end] for start, end in pairwise(cuts[count + 1 :])], table.schema_id)
+        Args:
+            rows, rows_bytes: See :func:`group`.
+            is_delete: bool, for each row whether its key gets no value, but an empty one; None if none does.
+        """
+        few = None
+        if is_delete is None and rows.num_rows <= FEW_ROWS_MAX and rows_bytes <= _FEW_BYTES_MAX:
+            few = self.few(rows, rows_bytes)
+        return self.many(rows, rows_bytes, is_delete) if few is None else few
+
+    def few(self, rows: pa.RecordBatch, rows_bytes: int) -> Few | None:
+        """The same as lists; None also if two of the rows have one key."""
+        table, count = self._table, rows.num_rows
+        room = _key_room(table, count, rows_bytes)
+        room += -room % WORD
+        capacity = rows_bytes + (table.fixed_bytes + WORD) * count
+        capacity += -capacity % WORD
+        target = bytes(room + capacity + _FEW_WORDS * WORD * (count + 1))
+        # These bytes are new and known here only, so the kernel may fill them.
+        column, _array = _exported(rows)
+        if (
+            self._encode_few(table.address, column, table.key_address, table.key_columns, count, target, room, capacity)
+            != _DONE
+        ):
+            return None
+        cuts = numbers_of(2 * count + 2).unpack_from(target)
+        names = [target[start:end] for start, end in pairwise(cuts[: count + 1])]
+        if len(set(names)) < count:
+            return None
+        return Few(names, [target[start:end] for start, end in pairwise(cuts[count + 1 :])], table.schema_id)
+
+    def many(self, rows: pa.RecordBatch, rows_bytes: int, is_delete: np.ndarray | None) -> Encoded | None:
+        """The same as columns, grouped by key."""
+        table, count = self._table, rows.num_rows
+        room = _key_room(table, count, rows_bytes)
+        capacity = rows_bytes + (table.fixed_bytes + WORD) * count
+        # Numbers, values and keys, in one piece of memory; and what is of no use afterwards.
+        numbers = np.empty(5 * count + 3 + (capacity + room + 2 * WORD) // WORD, np.int64)
+        scratch = np.empty(9 * count + 1 + (room + WORD) // WORD, np.int64)
+        order, at_scratch = address_of(numbers), address_of(scratch)
+        step = WORD * count
+        starts, lasts, key_ends = order + step, order + 2 * step, order + 3 * step
+        ends = key_ends + step + WORD
+        found = ends + step + WORD
+        values_at = found + WORD
+        keys_at = values_at + (capacity + WORD - 1) // WORD * WORD
+        places = scratch[:count]
+        places[:] = _first_numbers(count)
+        if is_delete is not None:
+            places[is_delete] = -1
+        entries = at_scratch + step
+        sums, hashes, cursors, ends_of_rows = (entries + nth * step for nth in (4, 5, 6, 7))
+        at_keys = ends_of_rows + step + WORD
+        column, _array = _exported(rows)
+        status = self._kernel.kv_rows(
+            *(table.address, column, at_scratch, table.key_address, table.key_columns, at_keys, room),
+            *(ends_of_rows, entries, keys_at, key_ends, order, starts, lasts, found),
+            *(values_at, capacity, ends, sums, hashes, cursors),
+        )
+        if status != _DONE:
+            return None
+        different = int(numbers[5 * count + 2])
+        key_offsets = numbers[3 * count : 3 * count + different + 1]
+        offsets = numbers[4 * count + 1 : 5 * count + 2]
+        flat = numbers.view(np.uint8)
+        first, width = keys_at - order, table.key_width
+        keys = flat[first : first + (room if width is None else different * width)]
+        return Encoded(
+            BinaryColumn(keys, key_offsets, width),
+            *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
+            BinaryColumn(flat[values_at - order : first], offsets),
+            table.schema_id,
+            (keys_at, key_ends, values_at, ends, order, starts, lasts),
+        )
 
 
 @lru_cache(maxsize=512)

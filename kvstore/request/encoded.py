@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
-from kvstore.request.grouping import encoded_operations, encoded_rows
+from kvstore.request.grouping import encoded_operations
 from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
@@ -40,7 +41,7 @@ from merge_engines.last_row import LastRow
 
 if TYPE_CHECKING:
     from kvstore.kernel.changes import ChangeMaker
-    from kvstore.kernel.writes import Encoded, Few
+    from kvstore.kernel.writes import Encoded, Few, RowEncoder
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
@@ -90,6 +91,7 @@ class EncodedWrites:
         self.tells_inserts = self.preimages or self.keeps_first
         self.skips_identical = definition.options.skip_identical_updates
         self.native = self._native() if has_kernel else None
+        self._encoder = self._row_encoder() if has_kernel else None
         is_whole = self.native is not None and definition.buckets == 1
         self._intake = ArrowIntake(definition.schema) if is_whole else None
         self._places = [key.index(name) for name in definition.bucket_key or ()]
@@ -106,6 +108,14 @@ class EncodedWrites:
             inserts=self.tells_inserts,
             keeps_first=self.keeps_first,
         )
+
+    def _row_encoder(self) -> RowEncoder | None:
+        from kvstore.kernel.writes import RowEncoder
+
+        kernel, encode_few, table = library.kernel(), library.few_encoder(), layout_of(self._definition).flat
+        if kernel is None or encode_few is None or table is None:
+            return None
+        return RowEncoder(kernel, encode_few, table)
 
     def upserts(self, data: Any, rows_max: int) -> list[Operation] | None:
         """Operations that store a dict or a list of dicts; None if there are others, or if one does not fit."""
@@ -153,7 +163,15 @@ class EncodedWrites:
             return None if self.keeps_first and self._is_other(request) else rows
         if not self._merges(request):
             return None
-        return encoded_rows(self._definition, request.changes.rows, request.changes.is_delete)
+        return self.encoded_rows(request.changes)
+
+    def encoded_rows(self, changes: Changes) -> Encoded | Few | None:
+        """Whole rows as they are stored; None if Python has to encode them."""
+        rows = changes.rows
+        if self._encoder is None or not rows.num_rows:
+            return None
+        deletes = np.asarray(changes.is_delete.to_numpy(zero_copy_only=False)) if changes.is_delete.true_count else None
+        return self._encoder.encoded(rows, bytes_of_rows(rows), deletes)
 
     def _merges(self, request: Request) -> bool:
         """Whether the request stores whole rows, as the table's engine does it."""
@@ -168,11 +186,12 @@ class EncodedWrites:
 
     def arrow(self, data: Any, rows_max: int) -> Request | None:
         """A request that stores Arrow data as it is; None if it has to be converted, divided or refused."""
-        intake = self._intake
+        intake, encoder = self._intake, self._encoder
         rows = None if intake is None else intake.batch(data)
-        if intake is None or rows is None or rows.num_rows > rows_max or bytes_of_rows(rows) > BATCH_BYTES:
+        if intake is None or encoder is None or rows is None or not 0 < rows.num_rows <= rows_max:
             return None
-        encoded = encoded_rows(self._definition, rows)
+        size = bytes_of_rows(rows)
+        encoded = encoder.encoded(rows, size) if size <= BATCH_BYTES else None
         if encoded is None:
             return None
         return Request(

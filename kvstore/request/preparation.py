@@ -13,7 +13,7 @@ from kvstore.errors import BatchTooLarge, DeletionDisabled, InvalidRequest, Sche
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.encoded import SmallRequest, encoded_writes
-from kvstore.request.grouping import encoded_rows, grouped
+from kvstore.request.grouping import grouped
 from kvstore.request.request import NO_EPOCH, Request
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
@@ -98,7 +98,7 @@ def request_of(
     else:
         writes = encoded_writes(definition) if targets is None else None
         if writes is not None and writes.native is not None and rows.schema.equals(definition.schema):
-            encoded = encoded_rows(definition, rows, changes.is_delete)
+            encoded = writes.encoded_rows(changes)
         if encoded is None and (len(changes) > GROUPED_LATER_MAX or definition.buckets > 1):
             # With several buckets, a key that is too long must be detected before any bucket is written.
             grouping = grouped(layout_of(definition), changes.rows)

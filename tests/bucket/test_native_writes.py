@@ -22,7 +22,7 @@ from kvstore.kernel import library, writes
 from kvstore.kernel.changes import ChangeMaker
 from kvstore.memtable import memtable
 from kvstore.memtable.memtable import Memtable
-from kvstore.request import encoded, grouping
+from kvstore.request import encoded
 from kvstore.testing import strategies
 from tests.support.small_writes import applied, store_at, written
 from tests.support.tables import rows_of
@@ -97,7 +97,7 @@ def test_log_and_index_have_the_bytes_of_python(
             mock.patch.object(native, "COMPRESSED_RECORDS_MIN", compressed_min),
             mock.patch.object(native, "RUN_KEYS", run_keys),
             # A few rows are not compressed.
-            mock.patch.object(grouping, "FEW_ROWS_MAX", grouping.FEW_ROWS_MAX if compressed_min == 4096 else 0),
+            mock.patch.object(writes, "FEW_ROWS_MAX", writes.FEW_ROWS_MAX if compressed_min == 4096 else 0),
             mock.patch.object(memtable, "FEW_KEYS", min(run_keys, 128)),
             store_at(path / name) as store,
         ):

@@ -286,10 +286,15 @@ def _made(
     definition: TableDefinition, rows: pa.RecordBatch, is_delete: np.ndarray, old: Sequence[bytes]
 ) -> Made | None:
     """What the kernel makes of rows; those that it encodes are held against what it encodes by itself."""
-    kernel, table, maker = library.kernel(), layout_of(definition).flat, guarded_maker(definition)
-    if kernel is None or table is None or maker is None:
+    kernel, table, maker, few = (
+        library.kernel(),
+        layout_of(definition).flat,
+        guarded_maker(definition),
+        library.few_encoder(),
+    )
+    if kernel is None or table is None or maker is None or few is None:
         return None
-    encoded = writes.encode_rows(kernel, table, rows, bytes_of(rows), is_delete)
+    encoded = writes.RowEncoder(kernel, few, table).many(rows, bytes_of(rows), is_delete)
     assert encoded is not None, "the kernel knows all that is right"
     assert [bool(value) for value in encoded.values.to_list()] == (~is_delete).tolist()
     return maker.make(encoded, _stored(list(old)))
@@ -415,11 +420,12 @@ def _assert_same_few(layout: TableLayout, rows: pa.RecordBatch, grouping: Groupi
         ctypes.memmove(target, there.ctypes.data, len(target))
         return status
 
-    few = writes.encode_few(guarded_encode, table, rows, bytes_of(rows))
+    encoder = writes.RowEncoder(kernel, guarded_encode, table)
+    few = encoder.few(rows, bytes_of(rows))
     if len(grouping.keys) < len(rows):
         assert few is None
         return
-    encoded = writes.encode_rows(kernel, table, rows, bytes_of(rows), None)
+    encoded = encoder.many(rows, bytes_of(rows), None)
     assert few is not None
     assert encoded is not None
     assert [few.names[row] for row in encoded.order.tolist()] == encoded.keys.to_list()

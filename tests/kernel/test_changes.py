@@ -141,7 +141,7 @@ def sealed(key: bytes, value: bytes) -> bytes:
 def test_damaged_values_are_left_to_python(seed: int, seals: bool) -> None:
     """Old values that say other sizes than they have are not believed, and nothing beyond them is read."""
     random = Random(seed)
-    rows = writes.encode_rows(*flat(), ROWS, ROWS.nbytes, None)
+    rows = encoder().many(ROWS, ROWS.nbytes, None)
     assert rows is not None
     keys, values = rows.keys.to_list(), rows.values.to_list()
     old = [values[place] for place in rows.order.tolist()]
@@ -163,6 +163,13 @@ def flat() -> tuple[Any, writes.Table]:
     assert kernel is not None
     assert table is not None
     return kernel, table
+
+
+def encoder() -> writes.RowEncoder:
+    encode_few = library.few_encoder()
+    assert encode_few is not None
+    kernel, table = flat()
+    return writes.RowEncoder(kernel, encode_few, table)
 
 
 @needs_kernel
@@ -189,7 +196,5 @@ def test_texts_that_end_before_they_begin_are_left_to_python() -> None:
     rows = pa.RecordBatch.from_arrays([text, some["k"], some["f"], some["b"]], schema=SCHEMA)
     keys = grouped(layout_of(DEFINITION), ROWS.slice(0, 4)).keys
     assert writes.encode(kernel, table, rows, 1_000, np.arange(4), keys) is None
-    assert writes.encode_rows(kernel, table, rows, 1_000, None) is None
-    encode = library.few_encoder()
-    assert encode is not None
-    assert writes.encode_few(encode, table, rows, 1_000) is None
+    assert encoder().many(rows, 1_000, None) is None
+    assert encoder().few(rows, 1_000) is None
