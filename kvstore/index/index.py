@@ -124,7 +124,8 @@ class View:
         Raises:
             CorruptData: One is.
         """
-        return _or_empty(map(self._transaction.get, keys))
+        mapped = None if self._mapped is None else self._mapped.get(self._transaction, keys)
+        return _or_empty(map(self._transaction.get, keys)) if mapped is None else mapped
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """For each key whether it is there, bool ``(n,)``; and the values of those that are, in their order.
@@ -347,7 +348,7 @@ class Index:
 
     def get(self, keys: Sequence[bytes]) -> list[bytes]:
         """See :meth:`View.get`, of the last commit; for a few keys."""
-        return self.environment.at_once(lambda transaction: _or_empty(map(transaction.get, keys)))
+        return self.environment.at_once(lambda transaction: View(transaction, mapped=self._mapped).get(keys))
 
     def find(self, keys: BinaryColumn) -> tuple[np.ndarray, BinaryColumn]:
         """See :meth:`View.find`, of the last commit."""

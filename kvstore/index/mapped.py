@@ -8,18 +8,20 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from kvstore.disk.address_space import is_limited
 from kvstore.disk.environment import Environment, Transaction
+from kvstore.kernel import library, pages
+from logformat.binary_column import BinaryColumn
 
-if TYPE_CHECKING:
-    from logformat.binary_column import BinaryColumn
+KEYS_MIN, FEW_KEYS_MIN = 32, 8
+"""For fewer keys in a column, or in a list, LMDB's ``get`` is as fast."""
 
-KEYS_MIN = 32
-"""For fewer keys, LMDB's ``get`` is as fast."""
+T = TypeVar("T")
 
 
 class MappedFile:
@@ -46,10 +48,13 @@ class MappedFile:
             CorruptData: A page is damaged.
             lmdb.Error: The transaction ended meanwhile.
         """
-        if len(keys) < KEYS_MIN:
-            return None
-        from kvstore.kernel import library, pages
+        return None if len(keys) < KEYS_MIN else self._ask(pages.find, transaction, keys)
 
+    def get(self, transaction: Transaction, keys: Sequence[bytes]) -> list[bytes] | None:
+        """Values of a few keys, empty where there is none; see :meth:`find`."""
+        return None if len(keys) < FEW_KEYS_MIN else self._ask(pages.get, transaction, keys)
+
+    def _ask(self, way: Callable[..., T], transaction: Transaction, keys: Any) -> T | None:
         kernel = library.kernel()
         if kernel is None:
             return None
@@ -59,7 +64,7 @@ class MappedFile:
             known = self._mapped()
         while known is not None:
             try:
-                return pages.find(kernel, known, number, keys)
+                return way(kernel, known, number, keys)
             except pages.BeyondMap as beyond:
                 larger = self._mapped()
                 if larger is not None and len(larger) <= len(known):

@@ -330,6 +330,25 @@ EXPORT int kv_find(const u8 *map, u64 map_bytes, u64 transaction, const u8 *keys
     return status;
 }
 
+/* The same for a few keys.
+ *
+ * memory  the sizes of the keys, 8 bytes each; then the keys, one after the other
+ * target  places and sizes of the values, 8 bytes each, and bad; then memory for the call (FEW_WORDS in
+ *         kvstore/kernel/pages.py)
+ */
+EXPORT int kv_few_find(const u8 *map, u64 map_bytes, u64 transaction, const u8 *memory, u64 count, u8 *target) {
+    u64 *values = (u64 *)target, *sizes = values + count, *bad = sizes + count;
+    i64 *ends = (i64 *)(bad + 1);
+    u32 *value_bytes = (u32 *)(ends + count + 1);
+    ends[0] = 0;
+    for (u64 nth = 0; nth < count; nth++)
+        ends[nth + 1] = ends[nth] + (i64)read_64(memory + nth * NUMBER_BYTES);
+    int status = kv_find(map, map_bytes, transaction, memory + count * NUMBER_BYTES, ends, count, values, value_bytes, bad);
+    for (u64 nth = 0; nth < count; nth++)
+        sizes[nth] = value_bytes[nth];
+    return status;
+}
+
 /* Copy values that kv_find has found, one after the other. */
 EXPORT void kv_copy(const u8 *map, const u64 *values, const u32 *value_bytes, u64 count, u8 *target) {
     for (u64 nth = 0; nth < count; nth++) {

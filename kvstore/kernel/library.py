@@ -108,6 +108,7 @@ _switched_off: list[None] = []
 _A, _N, _INT = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int  # an address, a number
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "kv_find": (_INT, _A, _N, _N, _A, _A, _N, _A, _A, _A),
+    "kv_few_find": (_INT, _A, _N, _N, ctypes.c_char_p, _N, ctypes.c_char_p),
     "kv_copy": (None, _A, _A, _A, _N, _A),
     "kv_read": (_INT, _INT, _N, _A, _N, _A),
     "kv_leaves": (_INT, _A, _N, _A, _A, _N, ctypes.c_char_p, ctypes.c_uint32, _N, *[_A] * 4),

@@ -7,15 +7,18 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 
 from kvstore.errors import CorruptData
-from kvstore.kernel.writes import address_of
-from logformat.binary_column import BinaryColumn
+from kvstore.kernel.writes import address_of, numbers_of
+from logformat.binary_column import WORD, BinaryColumn
 
 _DONE, _OTHER_COMMIT, _BEYOND, _DAMAGED = range(4)
 """How a search ends; ``find.c`` has the same."""
+_FEW_WORDS = 4
+"""Numbers for each key that ``kv_few_find`` returns, or needs; and as many more."""
 
 
 class BeyondMap(Exception):
@@ -55,18 +58,34 @@ def find(
         *(file, len(mapped), transaction, address_of(flat), address_of(ends), count),
         *(its_places, its_lengths, ctypes.addressof(page)),
     )
-    if status == _OTHER_COMMIT:
+    if not _is_known(status, page.value):
         return None
-    if status == _BEYOND:
-        raise BeyondMap(page.value)
-    if status == _DAMAGED:
-        raise damaged(page.value)
     there = lengths > 0
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     values = np.empty(int(offsets[-1]), np.uint8)
     kernel.kv_copy(file, its_places, its_lengths, count, address_of(values))
     return there, BinaryColumn(values, offsets if there.all() else np.append(offsets[:-1][there], offsets[-1]))
+
+
+def get(kernel: ctypes.CDLL, mapped: np.ndarray, transaction: int, keys: Sequence[bytes]) -> list[bytes] | None:
+    """Like :func:`find`, of a few keys: their values, empty where there is none."""
+    count = len(keys)
+    memory = b"".join([numbers_of(count).pack(*map(len, keys)), *keys])
+    target = bytes(_FEW_WORDS * WORD * (count + 1))  # new, and known here only, so the kernel may fill it
+    status = kernel.kv_few_find(address_of(mapped), len(mapped), transaction, memory, count, target)
+    numbers, file = numbers_of(2 * count + 1).unpack_from(target), mapped.data
+    if not _is_known(status, numbers[-1] % 2**64):
+        return None
+    return [bytes(file[place : place + size]) for place, size in zip(numbers[:count], numbers[count:-1], strict=True)]
+
+
+def _is_known(status: int, page: int) -> bool:
+    if status == _BEYOND:
+        raise BeyondMap(page)
+    if status == _DAMAGED:
+        raise damaged(page)
+    return status != _OTHER_COMMIT
 
 
 def damaged(page: int) -> CorruptData:

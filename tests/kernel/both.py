@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -38,20 +39,27 @@ def assert_both_agree(data: bytes, places: Sequence[np.ndarray], transaction: in
 
 
 def found_by_kernel(place: np.ndarray, transaction: int, keys: Sequence[bytes]) -> list[bytes] | Refused:
-    """Values of keys in a file, empty where there is none."""
+    """Values of keys in a file, empty where there is none: the same in a column and in a list."""
+    in_column = _found(pages.find, place, transaction, BinaryColumn.from_list(keys))
+    in_list = _found(pages.get, place, transaction, keys)
+    if not isinstance(in_column, Refused):
+        there, values = in_column
+        strings = iter(values.to_list())
+        in_column = [next(strings) if its_there else b"" for its_there in there]
+    assert in_column == in_list
+    return in_list
+
+
+def _found(find: Callable[..., Any], place: np.ndarray, transaction: int, keys: object) -> Any:
     kernel = library.kernel()
     assert kernel is not None
     try:
-        found = pages.find(kernel, place, transaction, BinaryColumn.from_list(keys))
+        found = find(kernel, place, transaction, keys)
     except pages.BeyondMap as beyond:
         return Refused(beyond.page, is_beyond=True)
     except CorruptData as error:
         return Refused(error.where["page"])
-    if found is None:
-        return Refused(None)
-    there, values = found
-    strings = iter(values.to_list())
-    return [next(strings) if its_there else b"" for its_there in there]
+    return Refused(None) if found is None else found
 
 
 def assert_same_columns(
@@ -104,7 +112,13 @@ def lookups_both_ways() -> Iterator[list[int]]:
             counts.append(len(found[0]))
         return found
 
-    found_plainly = pages.find
+    def both_got(view: View, keys: Sequence[bytes]) -> list[bytes]:
+        values = got_plainly(view, keys)
+        with library.switched_off():
+            assert values == got_plainly(view, keys)
+        return values
+
+    found_plainly, got_plainly = pages.find, View.get
 
     def decoded(
         layout: TableLayout, values: BinaryColumn, places: np.ndarray, keys: BinaryColumn, names: Sequence[str]
@@ -130,7 +144,9 @@ def lookups_both_ways() -> Iterator[list[int]]:
         mock.patch.object(scan, "rows_found", scanned),
         mock.patch.object(lookup, "native_columns", decoded),
         mock.patch.object(View, "find", both),
+        mock.patch.object(View, "get", both_got),
         mock.patch.object(mapped, "KEYS_MIN", 0),
+        mock.patch.object(mapped, "FEW_KEYS_MIN", 0),
         mock.patch.object(pages, "find", counted),
     ):
         yield counts
