@@ -129,6 +129,8 @@ class Committer:
         self._durably: set[object] = set()
         """Answers of requests that are durable before they are answered, if not all are."""
         self._together = 1
+        self._is_gathering = False
+        self._gathered: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._applied_first = self._applied_last = context.clock.monotonic()
         self._merge_seconds = 0.0
         self._plan(0.0)
@@ -201,6 +203,9 @@ class Committer:
     def _put(self, item: Item) -> None:
         self._submitted += 1
         self._queue.put(item)
+        if self._is_gathering and self._are_together():
+            self._is_gathering = False
+            self._gathered.put(None)
 
     def flush(self) -> None:
         """Merge everything acknowledged before into the index."""
@@ -293,11 +298,13 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
+        if self._together > 1 and item is not None:
+            self._gather()
         while item is not None and not isinstance(item, (Prepared, Hold, _Work)):
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX
-            item = None if full else self._another(len(group))
+            item = None if full or self._queue.empty() else self._queue.get_nowait()
         self._in_hand = [*group, item] if item is not None else [*group]
         if group:
             self._together = len(group)
@@ -318,14 +325,21 @@ class Committer:
             self._commit_in_time()
         return goes_on
 
-    def _another(self, there: int) -> Item | None:
-        """The next item, if one comes soon: callers that were just answered often send again at once."""
-        try:
-            if there < self._together:
-                return self._queue.get(timeout=GATHER_SECONDS)
-            return None if self._queue.empty() else self._queue.get_nowait()
-        except queue.Empty:
-            return None
+    def _gather(self) -> None:
+        """Wait a moment for as many requests as the last group had: callers that were just answered often send again.
+
+        The thread wakes for the last of them only.
+        """
+        while not self._gathered.empty():
+            self._gathered.get_nowait()
+        self._is_gathering = True
+        if not self._are_together():
+            with suppress(queue.Empty):
+                self._gathered.get(timeout=GATHER_SECONDS)
+        self._is_gathering = False
+
+    def _are_together(self) -> bool:
+        return self._submitted - self._settled >= self._together
 
     def _next(self) -> Item | None:
         deadline = self._deadline()

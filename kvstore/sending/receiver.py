@@ -184,9 +184,13 @@ class Receiver:
                 connections[each.descriptor] = each
                 poller.register(each.descriptor, select.POLLIN)
             ready += [each for each in connections.values() if each.is_paused and each.may_go_on()]
+        was_paused_before = [each.is_paused for each in ready]
         for each in ready:
-            was_paused, was_greeted = each.is_paused, each.greeting is not None
-            each.receive(here=len(ready) == 1)
+            each.read()
+        # From here on nothing gives the interpreter's lock away, so the committer has them all when it wakes.
+        for each, was_paused in zip(ready, was_paused_before, strict=True):
+            was_greeted = each.greeting is not None
+            each.take(here=len(ready) == 1)
             if each.greeting is not None and not was_greeted:
                 _replace(connections.values(), each)
             if each.is_paused and not was_paused:
@@ -237,8 +241,21 @@ class _Connection:
         """Whether few enough requests wait."""
         return self._waiting < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX
 
-    def receive(self, *, here: bool) -> None:
-        """Take what has come.
+    def read(self) -> None:
+        """Read what has come, unless enough waits."""
+        if self.is_over or self.is_paused:
+            return
+        try:
+            data = self.socket.recv(_RECEIVED_BYTES)
+            self.is_over = not data
+            self._buffer += data
+        except BlockingIOError:
+            return
+        except OSError:
+            self.is_over = True
+
+    def take(self, *, here: bool) -> None:
+        """Take what was read.
 
         Args:
             here: Whether a request may be answered in this thread, because no other sender waits for it.
@@ -246,12 +263,6 @@ class _Connection:
         if self.is_over:
             return
         try:
-            if not self.is_paused:
-                data = self.socket.recv(_RECEIVED_BYTES)
-                if not data:
-                    self.is_over = True
-                    return
-                self._buffer += data
             self.is_paused = False
             arrived = frames_in(self._buffer)
             while self.may_go_on():
@@ -263,8 +274,6 @@ class _Connection:
             self.is_paused = True
             if self.may_go_on():  # an answer came in between, and woke nobody
                 self._wake()
-        except BlockingIOError:
-            return
         except (OSError, BadFrame):
             self.is_over = True
 
