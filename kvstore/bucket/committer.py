@@ -64,7 +64,7 @@ Outcomes: TypeAlias = Sequence[Applied | StoreError | None]
 
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
-GATHER_SECONDS = 0.002
+GATHER_SECONDS = 0.0005
 """How long the thread waits for one more request while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
 CLOSE_SECONDS = 2.0

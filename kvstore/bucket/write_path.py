@@ -143,7 +143,7 @@ class WritePath:
         outcomes: list[Outcome] = []
         for each in group:
             try:
-                request = each if isinstance(each, SmallRequest) else self._unconditional(each)
+                request = each if isinstance(each, (SmallRequest, Request)) else self._unconditional(each)
                 if request is not None and not isinstance(request, Applied):
                     request = self.apply(up_to_date(request, self.definition))
                 outcomes.append(request)
@@ -151,16 +151,14 @@ class WritePath:
                 outcomes.append(error)
         return outcomes
 
-    def _unconditional(self, given: Submitted) -> Request | SmallRequest | Applied | None:
+    def _unconditional(self, given: ConditionalRequest | ComparedRequest) -> Request | SmallRequest | Applied | None:
         """A request, if its condition holds where it has one; or the answer that it had before."""
         if isinstance(given, ConditionalRequest):
             return decided(given, self.definition, self.memtable.get)
-        if isinstance(given, ComparedRequest):
-            if (first := self._first_answer(given.then, self._now_ms())) is not None:
-                return first
-            given.found[:] = self.memtable.get(given.keys)
-            return given.then if given.found == given.stored else None
-        return given
+        if (first := self._first_answer(given.then, self._now_ms())) is not None:
+            return first
+        given.found[:] = self.memtable.get(given.keys)
+        return given.then if given.found == given.stored else None
 
     def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.

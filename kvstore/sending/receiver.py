@@ -18,13 +18,14 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 from uuid import UUID, uuid4
 
 from kvstore.bucket.handle import BucketHandle
 from kvstore.bucket.turn import Hold
 from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, StoreReplaced, UnsupportedVersion
+from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import Call, CallerInterrupted, Reply
 from kvstore.request.encoded import ComparedRequest, SmallRequest
@@ -304,7 +305,7 @@ class _Connection:
             elif kind is not Kind.BARRIER:
                 raise BadFrame
             else:
-                asked = _never(_nothing(self._owned.catalog), answer, requests.keys_in(content))
+                asked = _never(_nothing(self._owned.catalog.definition()), answer, requests.keys_in(content))
                 self._submit(answer, asked)
         except Altered:
             self._send(frames.numbered(Kind.ALTERED, number))
@@ -347,7 +348,7 @@ class _Connection:
         except InvalidRequest as error:
             # The owner before may have applied it, when the table was another one.
             writer_id, sequence = requests.numbers_in(content)
-            again = replace(_nothing(self._owned.catalog), writer_id=writer_id, sequence=sequence)
+            again = replace(_nothing(self._owned.catalog.definition()), writer_id=writer_id, sequence=sequence)
             request, answer.refused = _never(again, answer), error
         self._submit(answer, request)
 
@@ -463,9 +464,9 @@ def _shut(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-def _nothing(catalog: TableCatalog) -> Request:
-    """A request without rows."""
-    definition = catalog.definition()
+@lru_cache(maxsize=64)
+def _nothing(definition: TableDefinition) -> Request:
+    """A request without rows, which is not to be changed."""
     return request_of(Changes.upserts(intake.empty(definition.schema)), definition)
 
 
