@@ -10,6 +10,7 @@ from typing import Protocol
 
 from kvstore.errors import StoreLocked
 from kvstore.index.index import View
+from kvstore.log.segments import LogFiles
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import Submitted
 from logformat.ids import Sequence, WriterId
@@ -25,6 +26,10 @@ class NotAnswered(Exception):
 
 class ThisBucket(Protocol):
     """The bucket's handle, for what sends its requests; see :class:`kvstore.bucket.handle.BucketHandle`."""
+
+    @property
+    def log(self) -> LogFiles:
+        """The log."""
 
     def is_owned_elsewhere(self) -> bool:
         """Whether another process owns the bucket, or recovers it now."""

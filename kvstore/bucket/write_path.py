@@ -43,7 +43,7 @@ from kvstore.memtable.memtable import Memtable
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
-from kvstore.request.encoded import ComparedRequest, SmallRequest, Submitted, encoded_writes
+from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallRequest, Submitted, encoded_writes
 from kvstore.request.grouping import grouped
 from kvstore.request.preparation import up_to_date
 from kvstore.request.request import ConditionalRequest, Grouping, Request
@@ -151,12 +151,18 @@ class WritePath:
                 outcomes.append(error)
         return outcomes
 
-    def _unconditional(self, given: ConditionalRequest | ComparedRequest) -> Request | SmallRequest | Applied | None:
+    def _unconditional(
+        self, given: ConditionalRequest | ComparedRequest | AddedRequest
+    ) -> Request | SmallRequest | Applied | None:
         """A request, if its condition holds where it has one; or the answer that it had before."""
         if isinstance(given, ConditionalRequest):
             return decided(given, self.definition, self.memtable.get)
-        if (first := self._first_answer(given.then, self._now_ms())) is not None:
+        numbered = given.numbered if isinstance(given, AddedRequest) else given.then
+        if (first := self._first_answer(numbered, self._now_ms())) is not None:
             return first
+        if isinstance(given, AddedRequest):
+            (stored,) = self.memtable.get([given.sums.key.code])
+            return given.on(stored) if given.numbered.writes is encoded_writes(self.definition) else None
         given.found[:] = self.memtable.get(given.keys)
         return given.then if given.found == given.stored else None
 

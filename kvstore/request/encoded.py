@@ -42,6 +42,7 @@ from merge_engines.last_row import LastRow
 if TYPE_CHECKING:
     from kvstore.kernel.changes import ChangeMaker
     from kvstore.kernel.writes import Encoded, Few, RowEncoder
+    from kvstore.request.increments import StoredSums
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
@@ -263,10 +264,49 @@ class SmallConditional(ConditionalRequest):
             InvalidRequest and nothing else.
         writes: Of the table's definition as it was when the request was made. If it is another one when the request's
             turn comes, or a stored row is of another schema, ``decide`` decides.
+        sums: What it adds, if that is all that it does to a row of its only key; then another process can do it.
     """
 
     operations_on: Callable[[list[bytes | None]], list[Operation] | None]
     writes: EncodedWrites
+    sums: StoredSums | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRequest:
+    """A request of another process that adds numbers to the row of one key, if there is one when its turn comes.
+
+    A duplicate gets its first answer.
+
+    Attributes:
+        sums: What is added.
+        numbered: A request with its writer, sequence and epoch.
+        found: What is stored for the key, if nothing was written.
+        stored: What was stored by it.
+    """
+
+    sums: StoredSums
+    numbered: SmallRequest
+    answer: Reply[Any] | Future[AppendResult | None] = field(default_factory=Answer)
+    found: list[bytes] = field(default_factory=list)
+    stored: list[Operation] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        return len(self.sums.key.code)
+
+    def on(self, stored: bytes) -> SmallRequest | None:
+        """What it writes to a row; None if there is none, or one of an earlier schema.
+
+        Raises:
+            InvalidRequest: A sum does not fit.
+        """
+        self.found[:] = [stored]
+        if not stored or not self.numbered.writes.rows.is_whole(stored):
+            return None
+        self.stored[:] = [self.sums.operation(stored)]
+        return replace(self.numbered, operations=self.stored, stored=self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +334,7 @@ class ComparedRequest:
         return self.then.size + sum(map(len, self.stored))
 
 
-Submitted: TypeAlias = Request | SmallRequest | ConditionalRequest | ComparedRequest
+Submitted: TypeAlias = Request | SmallRequest | ConditionalRequest | ComparedRequest | AddedRequest
 """What a bucket's queue takes of one caller."""
 
 

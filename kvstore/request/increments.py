@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal
 from functools import lru_cache
 from math import isfinite
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from kvstore.request.row_layout import layout_of
 from kvstore.request.targets import schema_given
 from logformat.binary_column import BinaryColumn
 from logformat.ids import BucketId
+from logformat.log.batch import BatchHeader, decode_verified
 from logformat.rows import intake
 from logformat.rows.changes import Changes
 from logformat.rows.few.few_rows import CellPlace, Operation
@@ -257,12 +258,10 @@ class Incremented:
             return None
         key = tuple(map(self._key.get, self._definition.primary_key or ())) if type(self._key) is dict else self._key
         operation_key = writes.rows.delete(key)
-        numbers = _numbers_at(writes, tuple(self._amounts.of))
-        if (
-            operation_key is None
-            or numbers is None
-            or (type(self._key) is dict and len(self._key) != len(operation_key.key))
-        ):
+        if operation_key is None or (type(self._key) is dict and len(self._key) != len(operation_key.key)):
+            return None
+        sums = StoredSums.of(writes, operation_key, self._amounts, self._keep_operation)
+        if sums is None:
             return None
         first = None if self._first is None else writes.upserts(self._first, 1)
         if self._first is not None and first is None:
@@ -272,8 +271,7 @@ class Incremented:
             (stored,) = there
             operation = None if first is None else first[0]
             if stored is not None:
-                sums = [(place, self._sum_at(name, place, form, stored)) for name, place, form in numbers]
-                operation = writes.rows.changed(operation_key.code, operation_key.key, stored, sums)
+                operation = sums.operation(stored)
             self._keep_operation(operation)
             return None if operation is None else [operation]
 
@@ -284,7 +282,63 @@ class Incremented:
             operations_on=operations_on,
             writes=writes,
             answer=Reply(),
+            sums=sums if _is_sent(writes.schema) and all(map(_fits_a_frame, self._amounts.of.values())) else None,
         )
+
+
+class StoredSums:
+    """Amounts that are added to the row of one key where its bytes are, by this process or by another one.
+
+    Attributes:
+        key: An operation on the key.
+        amounts: What is added, by the name of its column.
+        keep: Notes the operation that was stored.
+    """
+
+    def __init__(
+        self,
+        writes: EncodedWrites,
+        key: Operation,
+        amounts: Amounts,
+        numbers: _Numbers,
+        keep: Callable[[Operation], None],
+    ) -> None:
+        self.key, self.amounts, self.keep = key, amounts.of, keep
+        self._writes = writes
+        self._amounts = amounts
+        self._numbers = numbers
+
+    @classmethod
+    def of(
+        cls,
+        writes: EncodedWrites,
+        key: Operation,
+        amounts: Amounts,
+        keep: Callable[[Operation], None] = lambda _: None,
+    ) -> StoredSums | None:
+        """None if a column has no plain form."""
+        numbers = _numbers_at(writes, tuple(amounts.of))
+        return None if numbers is None else cls(writes, key, amounts, numbers, keep)
+
+    def operation(self, stored: bytes) -> Operation:
+        """What stores the sums.
+
+        Args:
+            stored: The row, long enough but not verified yet.
+
+        Raises:
+            InvalidRequest: A column is null, or can't have the sum.
+        """
+        sums = [(place, self._sum_at(name, place, form, stored)) for name, place, form in self._numbers]
+        return self._writes.rows.changed(self.key.code, self.key.key, stored, sums)
+
+    def logged(self, header: BatchHeader, data: memoryview) -> Operation | None:
+        """What stored the sums, as a verified batch of the log has it; None if the table was another one."""
+        if header.schema_id != self._writes.schema_id or not header.record_count:
+            return None
+        last = decode_verified(header, data, self._writes.schema).rows.slice(header.record_count - 1)
+        operations = self._writes.rows.operations(last, pa.array([False]))
+        return operations[0] if operations else None
 
     def _sum_at(self, name: str, place: CellPlace, form: struct.Struct, stored: bytes) -> bytes:
         (value,) = form.unpack_from(stored, place.start)
@@ -296,7 +350,21 @@ class Incremented:
 
 
 @lru_cache(maxsize=1024)
-def _numbers_at(writes: EncodedWrites, names: tuple[str, ...]) -> list[tuple[str, CellPlace, struct.Struct]] | None:
+def _is_sent(schema: pa.Schema) -> bool:
+    """Whether Python has a value for whatever its rows have: an answer that it can't give must write nothing."""
+    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_binary)
+    return all(any(is_it(field.type) for is_it in kinds) for field in schema)
+
+
+def _fits_a_frame(amount: float) -> bool:
+    return isinstance(amount, float) or abs(amount) < 1 << 64
+
+
+_Numbers: TypeAlias = list[tuple[str, CellPlace, struct.Struct]]
+
+
+@lru_cache(maxsize=1024)
+def _numbers_at(writes: EncodedWrites, names: tuple[str, ...]) -> _Numbers | None:
     """Where the bytes of a row have the numbers of columns, and their forms; None if one has none of plain form."""
     numbers = []
     for name in names:

@@ -21,7 +21,7 @@ from kvstore.errors import StoreError
 from kvstore.request.results import AppendResult
 from logformat.ids import BucketId, Offset, TableId
 
-VERSION = 2
+VERSION = 3
 """Version of the frames. A sender and an owner of different versions refuse each other."""
 FRAME_BYTES_MAX = 8 << 20
 _HEAD = struct.Struct("<II")
@@ -62,6 +62,10 @@ class Kind(IntEnum):
     """Answered by UNCHANGED as a BARRIER is; then the bucket waits for a write of the same number, for a short time."""
     GIVE_UP = 16
     """In place of this write: there is nothing to write. It gets no answer."""
+    ADD = 17
+    """Numbers that are added to a row, if there is one."""
+    ADDED = 18
+    """WRITTEN, and the row that was stored."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -158,22 +162,27 @@ def number_in(content: bytes) -> tuple[int, bytes]:
     return _NUMBER.unpack_from(content)[0], content[_NUMBER.size :]
 
 
-def written(number: int, result: AppendResult) -> bytes:
-    """The frame of the answer to a write."""
+def written(number: int, result: AppendResult, row: bytes | None = None) -> bytes:
+    """The frame of the answer to a write.
+
+    Args:
+        row: The row that was stored, if numbers were added to it.
+    """
     offsets = result.first_offset, result.last_offset
-    return frame(Kind.WRITTEN, _WRITTEN.pack(number, *offsets, result.timestamp_ms, result.duplicated))
+    content = _WRITTEN.pack(number, *offsets, result.timestamp_ms, result.duplicated)
+    return frame(Kind.WRITTEN, content) if row is None else frame(Kind.ADDED, content, row)
 
 
-def result_in(content: bytes) -> AppendResult:
-    """The result in such a frame.
+def result_in(content: bytes) -> tuple[AppendResult, bytes]:
+    """The result in such a frame, and the row that was stored, if it says so.
 
     Raises:
         BadFrame: There is none.
     """
-    if len(content) != _WRITTEN.size:
+    if len(content) < _WRITTEN.size:
         raise BadFrame
-    _, first, last, timestamp, duplicated = _WRITTEN.unpack(content)
-    return AppendResult(Offset(first), Offset(last), bool(duplicated), timestamp)
+    _, first, last, timestamp, duplicated = _WRITTEN.unpack_from(content)
+    return AppendResult(Offset(first), Offset(last), bool(duplicated), timestamp), content[_WRITTEN.size :]
 
 
 def encode_error(error: StoreError) -> bytes:

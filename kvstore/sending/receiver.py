@@ -28,7 +28,7 @@ from kvstore.errors import InvalidRequest, NoSuchTable, NotAStore, StoreError, S
 from kvstore.meta.state import TableDefinition
 from kvstore.meta.table_catalog import TableCatalog
 from kvstore.process.calls import Call, CallerInterrupted, Reply
-from kvstore.request.encoded import ComparedRequest, SmallRequest
+from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallRequest
 from kvstore.request.preparation import request_of
 from kvstore.request.request import Request
 from kvstore.request.results import AppendResult
@@ -38,6 +38,7 @@ from kvstore.sending.meeting import Bucket, MeetingPlace
 from kvstore.sending.requests import Altered
 from logformat.rows import intake
 from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import Operation
 
 Transact: TypeAlias = Callable[[bytes], tuple[Kind, bytes]]
 Begin: TypeAlias = Callable[[bytes, Callable[[Kind | None, bytes], None]], None]
@@ -290,6 +291,8 @@ class _Connection:
             if kind is Kind.WRITE_FEW:
                 few = requests.decode_few(content, self._owned.catalog.definition(), answer)
                 self._submit(answer, few, here=here)
+            elif kind is Kind.ADD:
+                self._submit(answer, self._add(content, answer), here=here)
             elif kind is Kind.HOLD:
                 self._give_up_hold()
                 answer.size = 0
@@ -346,17 +349,32 @@ class _Connection:
         try:
             request = requests.decode(content, self._owned.catalog.definition(), answer)
         except InvalidRequest as error:
-            # The owner before may have applied it, when the table was another one.
-            writer_id, sequence = requests.numbers_in(content)
-            again = replace(_nothing(self._owned.catalog.definition()), writer_id=writer_id, sequence=sequence)
-            request, answer.refused = _never(again, answer), error
+            request, answer.refused = self._only_if_applied(content, answer), error
         self._submit(answer, request)
 
+    def _add(self, content: bytes, answer: _Answer) -> AddedRequest | ComparedRequest:
+        try:
+            request = requests.decode_add(content, self._owned.catalog.definition(), answer)
+        except Altered:
+            return self._only_if_applied(content, answer)
+        answer.added = request.stored
+        return request
+
+    def _only_if_applied(self, content: bytes, answer: _Answer) -> ComparedRequest:
+        """A request that does nothing: the owner before may have applied it, when the table was another one."""
+        writer_id, sequence = requests.numbers_in(content)
+        again = replace(_nothing(self._owned.catalog.definition()), writer_id=writer_id, sequence=sequence)
+        return _never(again, answer)
+
     def _submit(
-        self, answer: _Answer, request: Request | SmallRequest | ComparedRequest | Hold, *, here: bool = False
+        self,
+        answer: _Answer,
+        request: Request | SmallRequest | ComparedRequest | AddedRequest | Hold,
+        *,
+        here: bool = False,
     ) -> None:
         self._add_waiting(answer.size)
-        if isinstance(request, (ComparedRequest, Hold)):
+        if isinstance(request, (ComparedRequest, AddedRequest, Hold)):
             answer.stored = request.found
         try:
             if self._hold is not None and self._is_next(answer.number, request):
@@ -367,7 +385,7 @@ class _Connection:
         except StoreError as error:
             answer.set_exception(error)
 
-    def _is_next(self, number: int, request: Request | SmallRequest | ComparedRequest | Hold) -> bool:
+    def _is_next(self, number: int, request: Request | SmallRequest | ComparedRequest | AddedRequest | Hold) -> bool:
         """Whether the bucket waits for a request, which it has then."""
         assert self._hold is not None
         if isinstance(request, Hold) or self._hold[0] != number:
@@ -428,21 +446,25 @@ class _Answer(Reply[Any]):
         size: Its size in bytes.
         refused: Why the request is refused, if it was not applied before.
         stored: What is stored, if the answer is that it is something else.
+        added: What stored the row to which numbers were added.
     """
 
-    __slots__ = ("_connection", "number", "refused", "size", "stored")
+    __slots__ = ("_connection", "added", "number", "refused", "size", "stored")
 
     def __init__(self, connection: _Connection, number: int, size: int) -> None:
         super().__init__()
         self._connection, self.number, self.size = connection, number, size
         self.refused: StoreError | None = None
         self.stored: Sequence[bytes] = ()
+        self.added: Sequence[Operation] = ()
 
     def set_result(self, result: AppendResult | None) -> None:
         """Send it."""
         super().set_result(result)
         if result is not None:
-            data = frames.written(self.number, result)
+            row = self.added[0].value if self.added else None
+            is_large = row is not None and len(row) > requests.VALUES_BYTES_MAX  # the log has it
+            data = frames.written(self.number, result, None if is_large else row)
         elif self.refused is not None:
             data = frames.numbered(Kind.FAILED, self.number, frames.encode_error(self.refused))
         else:

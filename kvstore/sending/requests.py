@@ -17,16 +17,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from kvstore.errors import StoreError
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Reply
-from kvstore.request.encoded import ComparedRequest, SmallRequest, encoded_writes
+from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallRequest, encoded_writes
+from kvstore.request.increments import Amounts, StoredSums
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
 from kvstore.sending.frames import BadFrame
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.log import arrow_message
 from logformat.rows.changes import Changes
+from logformat.rows.few.few_rows import Cells, Operation
 from logformat.rows.keys import KEY_BYTES_MAX
 
 _HEAD = struct.Struct("<qiiiBIIII")
@@ -38,6 +40,9 @@ _PAIR = struct.Struct("<II")
 
 
 _FEW = struct.Struct("<qiiHHI")
+_NUMBERS = struct.Struct("<qi")
+"""With what each of these begins."""
+_ADD = struct.Struct("<qiiHI")
 _CELL = struct.Struct("<I")
 _VALUE = struct.Struct("<i")
 
@@ -84,8 +89,7 @@ def encode_few(request: SmallRequest, condition: Condition | None = None) -> byt
     pieces = [_FEW.pack(*numbers, request.writes.schema_id, request.count, len(conditions)), conditions]
     for each in request.operations:
         pieces.append(_VALUE.pack(-1 if each.value is None else len(each.value)))
-        for cell in each.key:
-            pieces += _CELL.pack(len(cell)), cell
+        pieces += _cells(each)
         if each.value is not None:
             pieces.append(each.value)
     return b"".join(pieces)
@@ -112,16 +116,10 @@ def decode_few(content: bytes, definition: TableDefinition, answer: Reply[Any]) 
         operations = []
         for _ in range(count):
             (length,) = _VALUE.unpack_from(content, place)
-            place += _VALUE.size
-            key = []
-            for _ in definition.primary_key or ():
-                (cell_bytes,) = _CELL.unpack_from(content, place)
-                place += _CELL.size
-                key.append(content[place : place + cell_bytes])
-                place += cell_bytes
+            key, place = _key_in(content, place + _VALUE.size, definition)
             value = None if length < 0 else content[place : place + length]
             place += max(length, 0)
-            if (operation := writes.rows.received(tuple(key), value)) is None:
+            if (operation := writes.rows.received(key, value)) is None:
                 raise BadFrame
             operations.append(operation)
         if place != len(content) or not operations or not writes.takes(operations):
@@ -131,6 +129,37 @@ def decode_few(content: bytes, definition: TableDefinition, answer: Reply[Any]) 
     numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
     request = SmallRequest(operations, writes, answer, *numbers)
     return request if condition is None else ComparedRequest(condition.keys, condition.stored, request, answer)
+
+
+def encode_add(request: SmallRequest, sums: StoredSums) -> bytes:
+    """Numbers that are added to the row of a key, as bytes.
+
+    Args:
+        request: Has the writer, the sequence and the epoch.
+    """
+    amounts = json.dumps(dict(sums.amounts)).encode()
+    numbers = request.writer_id, request.sequence, request.writer_epoch
+    return b"".join([_ADD.pack(*numbers, request.writes.schema_id, len(amounts)), amounts, *_cells(sums.key)])
+
+
+def decode_add(content: bytes, definition: TableDefinition, answer: Reply[Any]) -> AddedRequest:
+    """The request in such bytes. Args and errors are those of :func:`decode_few`."""
+    try:
+        writer_id, sequence, epoch, schema_id, amounts_bytes = _ADD.unpack_from(content)
+        writes = encoded_writes(definition)
+        if writes is None or writes.schema_id != schema_id:
+            raise Altered
+        place = _ADD.size + amounts_bytes
+        amounts = Amounts.given(definition, json.loads(content[_ADD.size : place]))
+        key, place = _key_in(content, place, definition)
+        operation = writes.rows.received(key, None)
+        sums = None if operation is None or writes.keeps_first else StoredSums.of(writes, operation, amounts)
+    except (struct.error, ValueError, RecursionError, InvalidRequest) as error:
+        raise BadFrame from error
+    if sums is None or place != len(content):
+        raise BadFrame
+    numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
+    return AddedRequest(sums, SmallRequest([sums.key], writes, Reply(), *numbers), answer)
 
 
 def decode(content: bytes, definition: TableDefinition, answer: Reply[Any]) -> Request | ComparedRequest:
@@ -215,10 +244,25 @@ def numbers_in(content: bytes) -> tuple[WriterId, Sequence]:
     Raises:
         BadFrame: The bytes are no request.
     """
-    if len(content) < _HEAD.size:
+    if len(content) < _NUMBERS.size:
         raise BadFrame
-    writer_id, sequence, *_ = _HEAD.unpack_from(content)
+    writer_id, sequence = _NUMBERS.unpack_from(content)
     return WriterId(writer_id), Sequence(sequence)
+
+
+def _cells(operation: Operation) -> list[bytes]:
+    return [piece for cell in operation.key for piece in (_CELL.pack(len(cell)), cell)]
+
+
+def _key_in(content: bytes, place: int, definition: TableDefinition) -> tuple[Cells, int]:
+    """The cells of a key, and the place after them."""
+    key = []
+    for _ in definition.primary_key or ():
+        (cell_bytes,) = _CELL.unpack_from(content, place)
+        place += _CELL.size
+        key.append(content[place : place + cell_bytes])
+        place += cell_bytes
+    return tuple(key), place
 
 
 def _given(request: Request, definition: TableDefinition) -> pa.RecordBatch:

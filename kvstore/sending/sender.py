@@ -39,9 +39,11 @@ from kvstore.bucket.context import BucketContext
 from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS, NotAnswered, ThisBucket, TooLarge
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
+    CorruptData,
     LogFailed,
     NoSuchTable,
     NotAcknowledged,
+    OffsetOutOfRange,
     OutOfOrderSequence,
     StoreClosed,
     StoreError,
@@ -52,7 +54,8 @@ from kvstore.errors import (
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
 from kvstore.process.signals import undisturbed
-from kvstore.request.encoded import ComparedRequest, SmallConditional, SmallRequest, Submitted
+from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallConditional, SmallRequest, Submitted
+from kvstore.request.increments import StoredSums
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
 from kvstore.sending import frames, requests
@@ -61,7 +64,8 @@ from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace, NotMet
 from kvstore.sending.requests import Condition
 from kvstore.sending.slots import Slot, Slots
 from logformat import paths
-from logformat.ids import NO_SEQUENCE, NO_WRITER, Sequence, WriterId, next_sequence
+from logformat.ids import NO_SEQUENCE, NO_WRITER, Offset, Sequence, WriterId, next_sequence
+from logformat.rows.few.few_rows import Operation
 
 ANSWER_SECONDS = 30.0
 """How long a request waits for its answer, from whichever process owns the bucket."""
@@ -95,6 +99,7 @@ class Sent:
         holds: Whether the owner is asked to wait for it.
         asks: Whether the owner is asked what is stored, to decide it.
         found: What the owner has said of that, until it is decided.
+        sums: What the owner adds to a row, unless it has answered that there is no such row.
     """
 
     given: Submitted | None
@@ -110,6 +115,7 @@ class Sent:
     holds: bool = False
     asks: bool = False
     found: list[bytes] | None = None
+    sums: StoredSums | None = None
 
 
 class _Link:
@@ -193,6 +199,8 @@ class Sender:
         if self._link is None and not self._recovers:
             return False
         sent = Sent(request, request.answer)
+        if isinstance(request, SmallConditional):
+            sent.sums = request.sums
         return not self._decide(sent) or self._send(sent, here=here)
 
     def transact(self, content: bytes, answer: Answer[tuple[int, bytes]]) -> bool:
@@ -308,7 +316,9 @@ class Sender:
         given = sent.given
         request: Request | SmallRequest | None
         sent.condition = None
-        if isinstance(given, ComparedRequest):
+        if sent.sums is not None and isinstance(given, SmallConditional):
+            request = SmallRequest([sent.sums.key], given.writes)
+        elif isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
             try:
@@ -322,6 +332,7 @@ class Sender:
                 return True
         else:
             assert given is not None
+            assert not isinstance(given, AddedRequest)
             request = given
         if request is None:
             sent.answer.set_result(None)
@@ -429,7 +440,9 @@ class Sender:
                 request = SmallRequest(request.operations, request.writes, request.answer, *numbers)
             else:
                 request = replace(request, writer_id=slot.writer_id, sequence=sequence)
-        if isinstance(request, SmallRequest):
+        if isinstance(request, SmallRequest) and sent.sums is not None:
+            sent.frame = frames.numbered(Kind.ADD, number, requests.encode_add(request, sent.sums))
+        elif isinstance(request, SmallRequest):
             sent.frame = frames.numbered(Kind.WRITE_FEW, number, requests.encode_few(request, sent.condition))
         else:
             content = requests.encode(request, self._context.catalog.definition(), sent.condition)
@@ -549,8 +562,8 @@ class Sender:
             raise BadFrame
         if sent.transaction is not None and kind in (Kind.TRANSACTED, Kind.CHANGED, Kind.ALTERED):
             self._settle(number, partial(sent.answer.set_result, (kind, rest)))
-        elif kind is Kind.WRITTEN:
-            self._written(number, sent, frames.result_in(content))
+        elif kind in (Kind.WRITTEN, Kind.ADDED):
+            self._written(number, sent, *frames.result_in(content))
         elif kind is Kind.UNCHANGED:
             self._unchanged(number, sent, requests.decode_values(rest))
         elif kind is Kind.ALTERED:
@@ -564,14 +577,40 @@ class Sender:
         else:
             raise BadFrame
 
-    def _written(self, number: int, sent: Sent, result: AppendResult) -> None:
+    def _written(self, number: int, sent: Sent, result: AppendResult, row: bytes = b"") -> None:
+        """Answer a request that was written.
+
+        Args:
+            row: The row that was stored, if the owner has added numbers to it and says so.
+        """
         if sent.slot is not None:
             assert sent.request is not None
             self._last[sent.slot.writer_id] = sent.request.sequence
-        if isinstance(sent.given, SmallConditional) and isinstance(sent.request, SmallRequest):
+        if sent.sums is not None:
+            operation = self._added(sent.sums, result, row)
+            if operation is None:
+                lost = NotAcknowledged(
+                    "The numbers were added, but their answer was lost, and the log does not have the row any more;"
+                    " read it.",
+                    path=self._context.paths.directory,
+                )
+                self._settle(number, partial(sent.answer.set_exception, lost))
+                return
+            sent.sums.keep(operation)
+        elif isinstance(sent.given, SmallConditional) and isinstance(sent.request, SmallRequest):
             done = sent.request.operations
             self._see([each.code for each in done], [each.value or b"" for each in done])
         self._settle(number, partial(sent.answer.set_result, result))
+
+    def _added(self, sums: StoredSums, result: AppendResult, row: bytes) -> Operation | None:
+        """What stored the row of sums; of a duplicate, of which the owner knows only offsets, the log has it."""
+        if row:
+            return sums.key._replace(value=row)
+        assert self._handle is not None
+        with suppress(OffsetOutOfRange, CorruptData):
+            for found in self._handle.log.batches(result.first_offset, Offset(result.last_offset + 1)):
+                return sums.logged(found.header, found.data)
+        return None
 
     def _unchanged(self, number: int, sent: Sent, values: list[bytes]) -> None:
         """The condition of a request was not met.
@@ -579,6 +618,8 @@ class Sender:
         Args:
             values: What is stored; empty if the owner does not say.
         """
+        if sent.sums is not None:
+            sent.sums, sent.asks = None, True  # it is decided here, by what is stored, like a question
         if isinstance(sent.given, ConditionalRequest) and len(values) == len(sent.given.keys):
             sent.found = values
             self._see(sent.given.keys, values)
@@ -712,19 +753,22 @@ class Sender:
 
     def _answer_here(self, handle: ThisBucket) -> None:
         """Submit what was not answered to the own engine, in order, and wait for the answers."""
-        waiting: list[tuple[int, Sent, Future[AppendResult | None]]] = []
+        waiting: list[tuple[int, Sent, Future[AppendResult | None], list[Operation]]] = []
         for number, sent in self._sent.items():
             answer: Future[Any] = Answer()
+            added: list[Operation] = []
             if sent.request is None:
                 answer.set_result(None)
             else:
                 request: Submitted = replace(sent.request, answer=answer)
-                if sent.condition is not None:
+                if sent.sums is not None and isinstance(sent.request, SmallRequest):
+                    request = AddedRequest(sent.sums, replace(sent.request, answer=Reply()), answer, stored=added)
+                elif sent.condition is not None:
                     request = ComparedRequest(*sent.condition, replace(sent.request, answer=Answer()), answer)
                 if not handle.take_in(request):
                     break  # it was given up meanwhile; the rest is sent to its next owner
-            waiting.append((number, sent, answer))
-        for number, sent, answer in waiting:
+            waiting.append((number, sent, answer, added))
+        for number, sent, answer, added in waiting:
             try:
                 result = answer_of(answer)
             except StoreError as error:
@@ -733,7 +777,7 @@ class Sender:
             if result is None:
                 self._unchanged(number, sent, [])
             else:
-                self._written(number, sent, result)
+                self._written(number, sent, result, (added[0].value or b"") if added else b"")
 
     def _pause(self) -> None:
         with self._mutex:

@@ -38,6 +38,7 @@ from kvstore.errors import (
 )
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
+from kvstore.request.increments import Amounts, StoredSums
 from kvstore.request.preparation import request_of
 from kvstore.request.results import AppendResult
 from kvstore.sending import frames, meeting, receiver, requests, sender
@@ -125,10 +126,22 @@ def few_frame(table: kvstore.Table) -> bytes:
     return requests.encode_few(SmallRequest(operations, writes, Answer(), 5, 0), Condition([b"\1\2"], [b"never"]))
 
 
+def add_frame(table: kvstore.Table) -> bytes:
+    definition = table.parts.definition
+    writes = encoded_writes(definition)
+    assert writes is not None
+    key = writes.rows.delete(0)
+    assert key is not None
+    sums = StoredSums.of(writes, key, Amounts.given(definition, {"n": 1}))
+    assert sums is not None
+    return requests.encode_add(SmallRequest([key], writes, Answer(), 5, 0), sums)
+
+
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=60)
 def test_a_damaged_request_ends_the_connection_or_is_refused(owned: kvstore.Table, data: st.DataObject) -> None:
-    kind, whole = data.draw(st.sampled_from([(Kind.WRITE, rows_frame(owned)), (Kind.WRITE_FEW, few_frame(owned))]))
+    given = [(Kind.WRITE, rows_frame(owned)), (Kind.WRITE_FEW, few_frame(owned)), (Kind.ADD, add_frame(owned))]
+    kind, whole = data.draw(st.sampled_from(given))
     damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -138,7 +151,7 @@ def test_a_damaged_request_ends_the_connection_or_is_refused(owned: kvstore.Tabl
         stranger.sendall(greeting_of(owned).encode() + numbered(kind, 3, bytes(damaged)))
         found = [each for each, _ in answers(stranger)]
         assert found[0] is Kind.WELCOME
-        assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN}
+        assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN, Kind.ADDED}
     owned.upsert({"k": 1, "v": "after", "n": 1})
     assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
 
@@ -287,11 +300,11 @@ def test_a_conditional_write_that_is_not_decided_yet_says_that_nothing_was_writt
         monkeypatch.setattr(sender, "ANSWER_SECONDS", 0.5)
         try:
             with pytest.raises(Unavailable, match="nothing was written; try again"):
-                table.increment(9, {"n": 1}, default={"v": "x", "n": 0})
+                table.put_if({"k": 9, "v": "x", "n": 1}, None)
         finally:
             os.kill(owner.pid, signal.SIGCONT)
         monkeypatch.setattr(sender, "ANSWER_SECONDS", 30)
-        assert table.increment(9, {"n": 1}, default={"v": "x", "n": 0})["n"] == 1
+        assert table.put_if({"k": 9, "v": "x", "n": 1}, None)
 
 
 @pytest.mark.parametrize("has_met", [False, True])
@@ -328,7 +341,7 @@ def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
     lost = iter([True, False, True])
     result_in = frames.result_in
 
-    def lose(content: bytes) -> AppendResult:
+    def lose(content: bytes) -> tuple[AppendResult, bytes]:
         if next(lost, False):
             raise BadFrame
         return result_in(content)
@@ -359,7 +372,7 @@ def test_an_answer_that_is_lost_while_the_table_is_altered(
     """The request has been applied; its answer is that of the first time, however large the row is."""
     result_in, lost = frames.result_in, ["c1", "c2"]
 
-    def lose(content: bytes) -> AppendResult:
+    def lose(content: bytes) -> tuple[AppendResult, bytes]:
         if is_losing and lost:
             other.say(lost.pop())
             assert other.hear() == "added"
