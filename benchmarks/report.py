@@ -125,4 +125,6 @@ def plot(outcomes: Sequence[Outcome], file: Path) -> None:
 
 def _reached(outcome: Outcome) -> float:
     value = outcome.figure if outcome.ratio is None else outcome.ratio
+    if outcome.target.at_most:  # a difference of two measurements may be less than nothing
+        value = max(value, outcome.target.bound / 16)
     return outcome.target.bound / value if outcome.target.at_most else value / outcome.target.bound

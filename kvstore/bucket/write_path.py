@@ -44,11 +44,10 @@ from kvstore.meta.state import TableDefinition
 from kvstore.meta.writers import NO_WRITERS, OpenCommit, TableWriters
 from kvstore.request.auto_increment import Ids, next_count_after, numbered
 from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallRequest, Submitted, encoded_writes
-from kvstore.request.grouping import grouped
 from kvstore.request.preparation import up_to_date
 from kvstore.request.request import ConditionalRequest, Grouping, Request
 from kvstore.request.results import AppendResult
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import grouped, layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.take_rows import take_rows
 from kvstore.request.targets import filled

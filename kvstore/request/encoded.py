@@ -16,21 +16,24 @@ from concurrent.futures import Future
 from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from kvstore.kernel import library
+from kvstore.kernel.changes import ChangeMaker
+from kvstore.kernel.writes import FEW_MAX, Encoded, Few, RowEncoder
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
-from kvstore.request.grouping import encoded_operations
-from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request
+from kvstore.request.request import NO_EPOCH, ConditionalRequest, Request, group
 from kvstore.request.results import AppendResult
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import BATCH_BYTES, bytes_of as bytes_of_rows
-from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, Sequence, WriterId
+from kvstore.request.sums import StoredSums
+from logformat.binary_column import BinaryColumn
+from logformat.ids import NO_SEQUENCE, NO_WRITER, BucketId, Epoch, SchemaId, Sequence, WriterId
 from logformat.log.few_records import FewRecordsEncoder
 from logformat.rows.bucketing import bucket_of
 from logformat.rows.changes import Changes
@@ -38,11 +41,6 @@ from logformat.rows.few.few_rows import Cells, FewRowsCodec, Operation
 from logformat.rows.intake import ArrowIntake
 from merge_engines.first_row import FirstRow
 from merge_engines.last_row import LastRow
-
-if TYPE_CHECKING:
-    from kvstore.kernel.changes import ChangeMaker
-    from kvstore.kernel.writes import Encoded, Few, RowEncoder
-    from kvstore.request.increments import StoredSums
 
 ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
@@ -98,8 +96,6 @@ class EncodedWrites:
         self._places = [key.index(name) for name in definition.bucket_key or ()]
 
     def _native(self) -> ChangeMaker | None:
-        from kvstore.kernel.changes import ChangeMaker
-
         make, table = library.record_maker(), layout_of(self._definition).flat
         if make is None or table is None:
             return None
@@ -111,8 +107,6 @@ class EncodedWrites:
         )
 
     def _row_encoder(self) -> RowEncoder | None:
-        from kvstore.kernel.writes import RowEncoder
-
         kernel, encode_few, table = library.kernel(), library.few_encoder(), layout_of(self._definition).flat
         if kernel is None or encode_few is None or table is None:
             return None
@@ -356,3 +350,14 @@ def bytes_of(operations: Several[Operation]) -> int:
 def _complete(operations: list[Operation | None]) -> list[Operation] | None:
     complete = [each for each in operations if each is not None]
     return complete if len(complete) == len(operations) and bytes_of(complete) <= BYTES_MAX else None
+
+
+def encoded_operations(operations: Several[Operation], schema_id: SchemaId) -> Encoded | Few:
+    """Operations of rows that are encoded already, at least one."""
+    names = [each.code for each in operations]
+    values = [each.value or b"" for each in operations]
+    if len(names) <= FEW_MAX and len(set(names)) == len(names):
+        return Few(names, values, schema_id)
+    grouping = group(BinaryColumn.from_list(names))
+    column = BinaryColumn.from_list(values)
+    return Encoded(grouping.keys, grouping.order, grouping.starts, grouping.lasts, column, schema_id)

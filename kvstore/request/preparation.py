@@ -13,10 +13,9 @@ from kvstore.errors import BatchTooLarge, DeletionDisabled, InvalidRequest, Sche
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply
 from kvstore.request.encoded import SmallRequest, encoded_writes
-from kvstore.request.grouping import grouped
 from kvstore.request.request import NO_EPOCH, Request
 from kvstore.request.results import AppendResult
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import grouped, layout_of
 from kvstore.request.rules import OVERWRITE, engine_of_table
 from kvstore.request.sizes import bytes_of
 from kvstore.request.targets import filled, renamed, schema_given, selected, targets_of

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from kvstore.kernel import library, writes
+from kvstore.kernel.writes import KEY_COLUMNS_MAX, Table
 from kvstore.meta.state import TableDefinition
+from kvstore.request.request import Grouping, group
+from kvstore.request.sizes import bytes_of
 from logformat.binary_column import BinaryColumn
 from logformat.checksum import key_sums
 from logformat.ids import SchemaId
@@ -18,9 +21,6 @@ from logformat.rows.keys import KeyCodec
 from logformat.rows.record import RecordCodec
 from logformat.rows.rows import RowCodec
 from logformat.rows.schema import is_dropped
-
-if TYPE_CHECKING:
-    from kvstore.kernel.writes import Table
 
 
 @lru_cache(maxsize=256)
@@ -63,8 +63,6 @@ class TableLayout:
     @cached_property
     def flat(self) -> Table | None:
         """How rows of the current schema lie in memory, for the native kernel; None if they are not for it."""
-        from kvstore.kernel.writes import KEY_COLUMNS_MAX, Table
-
         record = self._rows.record(self.schema_id)
         is_flat = record is not None and not any(map(pa.types.is_nested, self.schema.types)) and not self._has_dropped
         if record is None or not is_flat or not 0 < len(self.key_names) <= KEY_COLUMNS_MAX:
@@ -138,3 +136,21 @@ class TableLayout:
             return self.schema, self._names
         schema = pa.schema([self._stored[self.schema_id].field(name) for name in names])
         return schema, [name for name in names if name not in self.key_names]
+
+
+def grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping:
+    """Group rows by their keys; rows of one key keep their order.
+
+    Raises:
+        KeyTooLarge: See :class:`logformat.rows.keys.KeyCodec`.
+    """
+    grouping = _natively_grouped(layout, rows)
+    return group(layout.encode_keys(rows)) if grouping is None else grouping
+
+
+def _natively_grouped(layout: TableLayout, rows: pa.RecordBatch) -> Grouping | None:
+    kernel, table = library.kernel(), layout.flat
+    if kernel is None or table is None or not rows.num_rows or not rows.schema.equals(table.schema):
+        return None
+    grouping = writes.group(kernel, table, rows, bytes_of(rows))
+    return None if grouping is None else Grouping(*grouping)

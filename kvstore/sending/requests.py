@@ -21,9 +21,9 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Reply
 from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallRequest, encoded_writes
-from kvstore.request.increments import Amounts, StoredSums
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
+from kvstore.request.sums import Amounts, StoredSums
 from kvstore.sending.frames import BadFrame
 from logformat.ids import Epoch, SchemaId, Sequence, WriterId
 from logformat.log import arrow_message

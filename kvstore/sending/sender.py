@@ -55,9 +55,9 @@ from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Answer, Reply, answer_of, check_caller
 from kvstore.process.signals import undisturbed
 from kvstore.request.encoded import AddedRequest, ComparedRequest, SmallConditional, SmallRequest, Submitted
-from kvstore.request.increments import StoredSums
 from kvstore.request.request import ConditionalRequest, Request
 from kvstore.request.results import AppendResult
+from kvstore.request.sums import StoredSums
 from kvstore.sending import frames, requests
 from kvstore.sending.frames import FRAME_BYTES_MAX, BadFrame, Greeting, Kind, frames_in, number_in
 from kvstore.sending.meeting import MEET_SECONDS, MeetingPlace, NotMet

@@ -41,7 +41,7 @@ from kvstore.process.calls import Reply, answer_of, uninterrupted, wait_for
 from kvstore.read.changelog import End, Start
 from kvstore.read.scan import check_filter
 from kvstore.request.encoded import SmallConditional, SmallRequest, encoded_writes
-from kvstore.request.increments import Amounts, Incremented, first_row
+from kvstore.request.increments import Incremented, first_row
 from kvstore.request.partition import spread
 from kvstore.request.preparation import fitted, request_of
 from kvstore.request.request import Request
@@ -49,6 +49,7 @@ from kvstore.request.results import AppendResult, BucketSnapshot, TableSnapshot,
 from kvstore.request.row_layout import layout_of
 from kvstore.request.rules import engine_of_table
 from kvstore.request.sizes import of_size
+from kvstore.request.sums import Amounts
 from kvstore.request.targets import renamed, schema_given, targets_of
 from kvstore.subscription.subscription import Feed, Subscription
 from kvstore.table.access import Access

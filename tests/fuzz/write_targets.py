@@ -20,8 +20,7 @@ from kvstore.kernel.changes import ChangeMaker, Made, Stored
 from kvstore.kernel.library import RecordMaker
 from kvstore.kernel.writes import Encoded, Few
 from kvstore.meta.state import TableDefinition
-from kvstore.request.encoded import EncodedWrites, SmallRequest, encoded_writes
-from kvstore.request.grouping import encoded_operations
+from kvstore.request.encoded import EncodedWrites, SmallRequest, encoded_operations, encoded_writes
 from kvstore.request.request import Grouping, group
 from kvstore.request.row_layout import TableLayout, layout_of
 from kvstore.request.rules import OVERWRITE

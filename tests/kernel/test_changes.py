@@ -19,8 +19,7 @@ from kvstore.kernel.changes import Made, Stored
 from kvstore.kernel.writes import FEW_MAX, Encoded, Few
 from kvstore.meta.state import TableDefinition
 from kvstore.request.encoded import EncodedWrites
-from kvstore.request.grouping import grouped
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import grouped, layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.catalog.edits import TableOptions
 from logformat.checksum import hasher

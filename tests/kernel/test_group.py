@@ -14,9 +14,8 @@ from hypothesis import given, strategies as st
 from kvstore.errors import KeyTooLarge
 from kvstore.kernel import library
 from kvstore.meta.state import TableDefinition
-from kvstore.request.grouping import grouped
 from kvstore.request.request import Grouping
-from kvstore.request.row_layout import TableLayout
+from kvstore.request.row_layout import TableLayout, grouped
 from kvstore.testing import strategies
 from logformat.catalog.edits import TableOptions
 from logformat.ids import SchemaId, TableId

@@ -38,9 +38,9 @@ from kvstore.errors import (
 )
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
-from kvstore.request.increments import Amounts, StoredSums
 from kvstore.request.preparation import request_of
 from kvstore.request.results import AppendResult
+from kvstore.request.sums import Amounts, StoredSums
 from kvstore.sending import frames, meeting, receiver, requests, sender
 from kvstore.sending.frames import BadFrame, Greeting, Kind, frame, frames_in, numbered
 from kvstore.sending.meeting import MeetingPlace

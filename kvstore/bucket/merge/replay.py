@@ -16,8 +16,7 @@ from kvstore.index.index import Index
 from kvstore.kernel import library, writes
 from kvstore.memtable.run import Run
 from kvstore.meta.state import TableDefinition
-from kvstore.request.grouping import grouped
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import grouped, layout_of
 from kvstore.request.sizes import bytes_of
 from kvstore.request.take_rows import take_rows
 from logformat.binary_column import BinaryColumn

@@ -20,8 +20,7 @@ from kvstore.log.segments import FoundBatch
 from kvstore.memtable.run import Run, merged
 from kvstore.meta.state import TableDefinition
 from kvstore.request.auto_increment import Ids, next_count_after
-from kvstore.request.grouping import grouped
-from kvstore.request.row_layout import layout_of
+from kvstore.request.row_layout import grouped, layout_of
 from logformat.binary_column import BinaryColumn
 from logformat.ids import Offset
 from logformat.log.batch import BatchHeader, records_of
