@@ -132,9 +132,7 @@ class ChangeMaker:
         # At most two records have the bytes of a key, and of what is stored.
         key_bytes = 2 * (int((keys.lengths * (rows.lasts - rows.starts + 1)).sum()) if len(keys) < count else ends[0])
         numbers = rows.order, rows.starts, rows.lasts
-        addresses = rows.addresses
-        if addresses is None:
-            addresses = tuple(map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets, *numbers)))
+        addresses = tuple(map(address_of, (keys.flat, keys.offsets, values.flat, values.offsets, *numbers)))
         if isinstance(stored, list):
             sizes = numbers_of(len(stored)).pack(*map(len, stored))
             memory = b"".join([sizes, *stored])

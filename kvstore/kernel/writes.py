@@ -192,8 +192,6 @@ class Encoded(NamedTuple):
         order, starts, lasts: See :class:`kvstore.request.request.Grouping`.
         values: Values of each operation, in order; empty for a delete.
         schema_id: Of the values.
-        addresses: Of the bytes and the offsets of the keys, then of the values, then of the numbers; None if they were
-            not asked for yet.
     """
 
     keys: BinaryColumn
@@ -202,7 +200,6 @@ class Encoded(NamedTuple):
     lasts: np.ndarray
     values: BinaryColumn
     schema_id: int
-    addresses: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:
@@ -259,44 +256,30 @@ class RowEncoder:
         """The same as columns, grouped by key."""
         table, count = self._table, rows.num_rows
         room = _key_room(table, count, rows_bytes)
-        capacity = rows_bytes + (table.fixed_bytes + WORD) * count
-        # Numbers, values and keys, in one piece of memory; and what is of no use afterwards.
-        numbers = np.empty(5 * count + 3 + (capacity + room + 2 * WORD) // WORD, np.int64)
-        scratch = np.empty(9 * count + 1 + (room + WORD) // WORD, np.int64)
-        order, at_scratch = address_of(numbers), address_of(scratch)
-        step = WORD * count
-        starts, lasts, key_ends = order + step, order + 2 * step, order + 3 * step
-        ends = key_ends + step + WORD
-        found = ends + step + WORD
-        values_at = found + WORD
-        keys_at = values_at + (capacity + WORD - 1) // WORD * WORD
-        places = scratch[:count]
-        places[:] = _first_numbers(count)
+        order, starts, lasts = np.empty((3, count), np.int64)
+        key_ends, ends = np.empty((2, count + 1), np.int64)
+        keys = np.empty(room, np.uint8)
+        values = np.empty(rows_bytes + (table.fixed_bytes + WORD) * count, np.uint8)
+        places, found = np.arange(count), np.empty(1, np.int64)
         if is_delete is not None:
             places[is_delete] = -1
-        entries = at_scratch + step
-        sums, hashes, cursors, ends_of_rows = (entries + nth * step for nth in (4, 5, 6, 7))
-        at_keys = ends_of_rows + step + WORD
+        scratch = np.empty(8 * count + 2 + room // WORD, np.int64)
+        entries, sums, hashes, cursors, ends_of_rows = (
+            address_of(scratch) + WORD * count * nth for nth in (0, 4, 5, 6, 7)
+        )
         column, _array = _exported(rows)
         status = self._kernel.kv_rows(
-            *(table.address, column, at_scratch, table.key_address, table.key_columns, at_keys, room),
-            *(ends_of_rows, entries, keys_at, key_ends, order, starts, lasts, found),
-            *(values_at, capacity, ends, sums, hashes, cursors),
+            *(table.address, column, address_of(places), table.key_address, table.key_columns),
+            *(ends_of_rows + WORD * (count + 1), room, ends_of_rows, entries),
+            *map(address_of, (keys, key_ends, order, starts, lasts, found)),
+            *(address_of(values), len(values), address_of(ends), sums, hashes, cursors),
         )
         if status != _DONE:
             return None
-        different = int(numbers[5 * count + 2])
-        key_offsets = numbers[3 * count : 3 * count + different + 1]
-        offsets = numbers[4 * count + 1 : 5 * count + 2]
-        flat = numbers.view(np.uint8)
-        first, width = keys_at - order, table.key_width
-        keys = flat[first : first + (room if width is None else different * width)]
+        different, width = int(found[0]), table.key_width
         return Encoded(
-            BinaryColumn(keys, key_offsets, width),
-            *(numbers[:count], numbers[count : count + different], numbers[2 * count : 2 * count + different]),
-            BinaryColumn(flat[values_at - order : first], offsets),
-            table.schema_id,
-            (keys_at, key_ends, values_at, ends, order, starts, lasts),
+            BinaryColumn(keys if width is None else keys[: different * width], key_ends[: different + 1], width),
+            *(order, starts[:different], lasts[:different], BinaryColumn(values, ends), table.schema_id),
         )
 
 
@@ -304,13 +287,6 @@ class RowEncoder:
 def numbers_of(count: int) -> struct.Struct:
     """So many numbers, as a word each."""
     return struct.Struct(f"<{count}q")
-
-
-_NUMBERS = np.arange(1 << 10)
-
-
-def _first_numbers(count: int) -> np.ndarray:
-    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.arange(count)
 
 
 def _key_room(table: Table, count: int, rows_bytes: int) -> int:
