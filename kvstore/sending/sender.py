@@ -592,6 +592,7 @@ class Sender:
                 lost = NotAcknowledged(
                     "The numbers were added, but their answer was lost, and the log does not have the row any more;"
                     " read it.",
+                    committed=True,
                     path=self._context.paths.directory,
                 )
                 self._settle(number, partial(sent.answer.set_exception, lost))

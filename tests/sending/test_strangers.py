@@ -31,11 +31,13 @@ from kvstore.errors import (
     ForkedStore,
     NotAcknowledged,
     NotAStore,
+    OffsetOutOfRange,
     StoreLocked,
     StoreReplaced,
     Unavailable,
     UnsupportedVersion,
 )
+from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
 from kvstore.request.preparation import request_of
@@ -48,7 +50,7 @@ from kvstore.sending.requests import Condition
 from kvstore.transaction import elsewhere
 from kvstore.transaction.table_changes import TableChanges
 from logformat import paths
-from logformat.ids import BucketId, TableId, Txid
+from logformat.ids import BucketId, Offset, TableId, Txid
 from logformat.rows.changes import Changes
 from tests.sending.writers import create
 from tests.support.committers import committer_of
@@ -355,6 +357,32 @@ def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
         assert table.upsert({"k": 2, "v": "b", "n": 2}).duplicated
         assert table.increment(1, {"n": 1})["n"] == 2
         assert [change["n"] for batch in table.changelog() for change in batch.to_pylist()] == [0, 1, 2, 1, 2]
+
+
+def test_a_lost_answer_of_an_increment_whose_row_the_log_does_not_have_any_more(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = iter([True])
+    result_in = frames.result_in
+
+    def lose(content: bytes) -> tuple[AppendResult, bytes]:
+        if next(lost, False):
+            raise BadFrame
+        return result_in(content)
+
+    def expired(_log: LogFiles, start: Offset, _end: Offset) -> Iterator[FoundBatch]:
+        raise OffsetOutOfRange("The log begins later.", offset=start)
+
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "a", "n": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(frames, "result_in", lose)
+            patch.setattr(LogFiles, "batches", expired)
+            with pytest.raises(NotAcknowledged, match="were added") as raised:
+                table.increment(1, {"n": 1})
+        assert raised.value.where["committed"]
+        assert table.increment(1, {"n": 1})["n"] == 3
 
 
 def add_columns(pipe: Pipe, path: Path) -> None:
