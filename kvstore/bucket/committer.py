@@ -65,7 +65,7 @@ Outcomes: TypeAlias = Sequence[Applied | StoreError | None]
 GROUP_REQUESTS_MAX = 1024
 GROUP_BYTES_MAX = 64 << 20
 GATHER_SECONDS = 0.0005
-"""How long the thread waits for one more request while a group is smaller than the last one."""
+"""How long the thread waits for the rest while a group is smaller than the last one."""
 READER_CHECK_SECONDS = 60.0
 CLOSE_SECONDS = 2.0
 """How long a bucket that is closed goes on with merges, and until it has stored a slice, so that short sessions make
@@ -298,9 +298,9 @@ class Committer:
         item = self._next()
         group: list[Submitted] = []
         waiting = 0
-        if self._together > 1 and item is not None:
-            self._gather()
         while item is not None and not isinstance(item, (Prepared, Hold, _Work)):
+            if self._together > 1 and not group:
+                self._gather()
             group.append(item)
             waiting += item.size
             full = len(group) >= GROUP_REQUESTS_MAX or waiting >= GROUP_BYTES_MAX

@@ -246,7 +246,7 @@ EXPORT int kv_rows(const table_t *table, const arrow_array_t *rows, const i64 *p
 /* Encode the key and the value of each of a few rows.
  *
  * target  where in it each key begins, and the last one ends; the same of the values; then key_capacity bytes of keys
- *         and capacity bytes of values, both whole words; then memory for the call (FEW_WORDS in kvstore/kernel/few.py)
+ *         and capacity bytes of values, both whole words; then memory for the call (FEW_WORDS in kvstore/kernel/writes.py)
  */
 EXPORT int kv_few_rows(const table_t *table, const arrow_array_t *rows, const key_part_t *parts, int key_columns,
                        int count, u8 *target, int key_capacity, int capacity) {

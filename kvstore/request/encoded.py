@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from kvstore.errors import InvalidRequest
 from kvstore.kernel import library
 from kvstore.kernel.changes import ChangeMaker
 from kvstore.kernel.writes import FEW_MAX, Encoded, Few, RowEncoder
@@ -46,6 +47,8 @@ ROWS_MAX = 64
 """Largest number of rows of a small write. For twice as many whole columns cost less."""
 BYTES_MAX = 1 << 17
 """Largest number of bytes of the values that a small write stores, and of those that it replaces."""
+ADDED_BYTES_MAX = 1 << 16
+"""Largest row to which the owner of a bucket adds numbers for another process."""
 
 
 def encoded_writes(definition: TableDefinition) -> EncodedWrites | None:
@@ -291,15 +294,21 @@ class AddedRequest:
         return len(self.sums.key.code)
 
     def on(self, stored: bytes) -> SmallRequest | None:
-        """What it writes to a row; None if there is none, or one of an earlier schema.
+        """What it writes to a row; None if there is none, one of an earlier schema, or one too large for an answer.
 
         Raises:
             InvalidRequest: A sum does not fit.
+            CorruptData: It would not, and the row is damaged. Any other is verified when it is merged.
         """
         self.found[:] = [stored]
-        if not stored or not self.numbered.writes.rows.is_whole(stored):
+        rows = self.numbered.writes.rows
+        if not stored or len(stored) > ADDED_BYTES_MAX or not rows.is_whole(stored):
             return None
-        self.stored[:] = [self.sums.operation(stored)]
+        try:
+            self.stored[:] = [self.sums.operation(stored)]
+        except InvalidRequest:
+            rows.hash_of(self.sums.key.code, stored)
+            raise
         return replace(self.numbered, operations=self.stored, stored=self.found)
 
 

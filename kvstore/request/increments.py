@@ -17,7 +17,7 @@ from kvstore.arguments import shown
 from kvstore.errors import InvalidRequest, SchemaMismatch, UnsupportedOperation
 from kvstore.meta.state import TableDefinition
 from kvstore.process.calls import Reply
-from kvstore.request.encoded import SmallConditional, encoded_writes
+from kvstore.request.encoded import EncodedWrites, SmallConditional, encoded_writes
 from kvstore.request.row_layout import layout_of
 from kvstore.request.sums import Amounts, StoredSums, amount_of
 from kvstore.request.targets import schema_given
@@ -168,15 +168,20 @@ class Incremented:
             operations_on=operations_on,
             writes=writes,
             answer=Reply(),
-            sums=sums if _is_sent(writes.schema) and all(map(_fits_a_frame, self._amounts.of.values())) else None,
+            sums=sums if _is_sent(writes) and all(map(_fits_a_frame, self._amounts.of.values())) else None,
         )
 
 
-@lru_cache(maxsize=1024)
-def _is_sent(schema: pa.Schema) -> bool:
-    """Whether Python has a value for whatever its rows have: an answer that it can't give must write nothing."""
+@lru_cache(maxsize=256)
+def _is_sent(writes: EncodedWrites) -> bool:
+    """Whether an increment can be added by another process.
+
+    Each has to leave a record, in which the row is found if the answer is lost; and Python needs a value for whatever
+    a row has, since an answer that it can't give must write nothing.
+    """
     kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string, pa.types.is_binary)
-    return all(any(is_it(field.type) for is_it in kinds) for field in schema)
+    is_shown = all(any(is_it(field.type) for is_it in kinds) for field in writes.schema)
+    return is_shown and not writes.skips_identical
 
 
 def _fits_a_frame(amount: float) -> bool:

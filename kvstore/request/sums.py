@@ -191,13 +191,17 @@ class StoredSums:
         sums = [(place, self._sum_at(name, place, form, stored)) for name, place, form in self._numbers]
         return self._writes.rows.changed(self.key.code, self.key.key, stored, sums)
 
-    def logged(self, header: BatchHeader, data: memoryview) -> Operation | None:
-        """What stored the sums, as a verified batch of the log has it; None if the table was another one."""
-        if header.schema_id != self._writes.schema_id or not header.record_count:
-            return None
+    def logged(self, header: BatchHeader, data: memoryview) -> Operation:
+        """What stored the sums, as a verified batch of the log has it.
+
+        Raises:
+            SchemaMismatch: The table was another one by then.
+        """
+        if header.schema_id != self._writes.schema_id:
+            raise SchemaMismatch("The table was altered meanwhile.")
         last = decode_verified(header, data, self._writes.schema).rows.slice(header.record_count - 1)
-        operations = self._writes.rows.operations(last, pa.array([False]))
-        return operations[0] if operations else None
+        (operation,) = self._writes.rows.operations(last, pa.array([False])) or [self.key]
+        return operation
 
     def _sum_at(self, name: str, place: CellPlace, form: struct.Struct, stored: bytes) -> bytes:
         (value,) = form.unpack_from(stored, place.start)

@@ -63,9 +63,7 @@ class Kind(IntEnum):
     GIVE_UP = 16
     """In place of this write: there is nothing to write. It gets no answer."""
     ADD = 17
-    """Numbers that are added to a row, if there is one."""
-    ADDED = 18
-    """WRITTEN, and the row that was stored."""
+    """Numbers that are added to a row, if there is one. The answer WRITTEN has the row, unless it is a duplicate's."""
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -162,15 +160,14 @@ def number_in(content: bytes) -> tuple[int, bytes]:
     return _NUMBER.unpack_from(content)[0], content[_NUMBER.size :]
 
 
-def written(number: int, result: AppendResult, row: bytes | None = None) -> bytes:
+def written(number: int, result: AppendResult, row: bytes = b"") -> bytes:
     """The frame of the answer to a write.
 
     Args:
         row: The row that was stored, if numbers were added to it.
     """
     offsets = result.first_offset, result.last_offset
-    content = _WRITTEN.pack(number, *offsets, result.timestamp_ms, result.duplicated)
-    return frame(Kind.WRITTEN, content) if row is None else frame(Kind.ADDED, content, row)
+    return frame(Kind.WRITTEN, _WRITTEN.pack(number, *offsets, result.timestamp_ms, result.duplicated), row)
 
 
 def result_in(content: bytes) -> tuple[AppendResult, bytes]:

@@ -189,7 +189,7 @@ class Receiver:
         was_paused_before = [each.is_paused for each in ready]
         for each in ready:
             each.read()
-        # From here on nothing gives the interpreter's lock away, so the committer has them all when it wakes.
+        # What follows hardly ever gives the interpreter's lock away, so the committer has them all when it wakes.
         for each, was_paused in zip(ready, was_paused_before, strict=True):
             was_greeted = each.greeting is not None
             each.take(here=len(ready) == 1)
@@ -462,9 +462,7 @@ class _Answer(Reply[Any]):
         """Send it."""
         super().set_result(result)
         if result is not None:
-            row = self.added[0].value if self.added else None
-            is_large = row is not None and len(row) > requests.VALUES_BYTES_MAX  # the log has it
-            data = frames.written(self.number, result, None if is_large else row)
+            data = frames.written(self.number, result, *(each.value or b"" for each in self.added))
         elif self.refused is not None:
             data = frames.numbered(Kind.FAILED, self.number, frames.encode_error(self.refused))
         else:

@@ -137,7 +137,7 @@ def encode_add(request: SmallRequest, sums: StoredSums) -> bytes:
     Args:
         request: Has the writer, the sequence and the epoch.
     """
-    amounts = json.dumps(dict(sums.amounts)).encode()
+    amounts = json.dumps(sums.amounts).encode()
     numbers = request.writer_id, request.sequence, request.writer_epoch
     return b"".join([_ADD.pack(*numbers, request.writes.schema_id, len(amounts)), amounts, *_cells(sums.key)])
 

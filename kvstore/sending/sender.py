@@ -9,8 +9,9 @@ writer, so a request that the last owner had applied gets its first answer.
 
 * A request is answered once: with its result, or with an error that says that nothing was written, or with
   NotAcknowledged; or, if its caller has numbered it and may send it again, with Unavailable.
-* A conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as its
-  condition. If they are others by then, the owner says which, and it is decided again.
+* An increment is sent as numbers, which the owner adds. It is decided here only if the owner has no row for it.
+* Any other conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as
+  its condition. If they are others by then, the owner says which, and it is decided again.
 * Of a few keys this process does not read the log: what it has seen of them last is as good, as long as something is to
   be written, since the condition is compared. Otherwise it asks the owner.
 * What was sent first is sent again first, and nothing new is sent before it.
@@ -37,13 +38,12 @@ from kvstore.bucket.commit_lock import pause
 from kvstore.bucket.conditional import decided
 from kvstore.bucket.context import BucketContext
 from kvstore.bucket.elsewhere import TAKES_NO_REQUESTS, NotAnswered, ThisBucket, TooLarge
+from kvstore.disk.files import refusals
 from kvstore.disk.lock import takes_requests
 from kvstore.errors import (
-    CorruptData,
     LogFailed,
     NoSuchTable,
     NotAcknowledged,
-    OffsetOutOfRange,
     OutOfOrderSequence,
     StoreClosed,
     StoreError,
@@ -317,7 +317,7 @@ class Sender:
         request: Request | SmallRequest | None
         sent.condition = None
         if sent.sums is not None and isinstance(given, SmallConditional):
-            request = SmallRequest([sent.sums.key], given.writes)
+            request = SmallRequest([], given.writes)  # for the numbers of its writer
         elif isinstance(given, ComparedRequest):
             request, sent.condition = given.then, Condition(given.keys, given.stored)
         elif isinstance(given, ConditionalRequest):
@@ -373,7 +373,7 @@ class Sender:
     def _read(self, stored: list[bytes], keys: list[bytes]) -> list[bytes]:
         """Read the rows of encoded keys; they are also put into ``stored``."""
         assert self._handle is not None
-        with self._handle.latest() as view:
+        with refusals(self._context.paths.directory), self._handle.latest() as view:
             stored[:] = view.get(keys)
         return stored
 
@@ -562,11 +562,11 @@ class Sender:
             raise BadFrame
         if sent.transaction is not None and kind in (Kind.TRANSACTED, Kind.CHANGED, Kind.ALTERED):
             self._settle(number, partial(sent.answer.set_result, (kind, rest)))
-        elif kind in (Kind.WRITTEN, Kind.ADDED):
+        elif kind is Kind.WRITTEN:
             self._written(number, sent, *frames.result_in(content))
         elif kind is Kind.UNCHANGED:
             self._unchanged(number, sent, requests.decode_values(rest))
-        elif kind is Kind.ALTERED:
+        elif kind is Kind.ALTERED and sent.sums is None:
             sent.is_altered = True
             is_decided = isinstance(sent.request, SmallRequest)
             if isinstance(sent.request, SmallRequest):  # it may have been applied, while its answer was lost
@@ -587,31 +587,35 @@ class Sender:
             assert sent.request is not None
             self._last[sent.slot.writer_id] = sent.request.sequence
         if sent.sums is not None:
-            operation = self._added(sent.sums, result, row)
-            if operation is None:
+            try:
+                with refusals(self._context.paths.directory):
+                    stored = self._added(sent.sums, result, row)
+                sent.sums.keep(stored)
+            except StoreError as error:
                 lost = NotAcknowledged(
-                    "The numbers were added, but their answer was lost, and the log does not have the row any more;"
-                    " read it.",
+                    "The numbers were added, but their answer was lost, and the log does not give the row; read it.",
                     committed=True,
-                    path=self._context.paths.directory,
+                    reason=str(error),
                 )
                 self._settle(number, partial(sent.answer.set_exception, lost))
                 return
-            sent.sums.keep(operation)
+            self._see([stored.code], [stored.value or b""])
         elif isinstance(sent.given, SmallConditional) and isinstance(sent.request, SmallRequest):
             done = sent.request.operations
             self._see([each.code for each in done], [each.value or b"" for each in done])
         self._settle(number, partial(sent.answer.set_result, result))
 
-    def _added(self, sums: StoredSums, result: AppendResult, row: bytes) -> Operation | None:
-        """What stored the row of sums; of a duplicate, of which the owner knows only offsets, the log has it."""
+    def _added(self, sums: StoredSums, result: AppendResult, row: bytes) -> Operation:
+        """What stored the row of sums; of a duplicate, of which the owner knows only offsets, the log has it.
+
+        Raises:
+            StoreError, OSError: It can't be read.
+        """
         if row:
             return sums.key._replace(value=row)
         assert self._handle is not None
-        with suppress(OffsetOutOfRange, CorruptData):
-            for found in self._handle.log.batches(result.first_offset, Offset(result.last_offset + 1)):
-                return sums.logged(found.header, found.data)
-        return None
+        (found,) = self._handle.log.batches(result.first_offset, Offset(result.last_offset + 1))
+        return sums.logged(found.header, found.data)
 
     def _unchanged(self, number: int, sent: Sent, values: list[bytes]) -> None:
         """The condition of a request was not met.
@@ -619,8 +623,6 @@ class Sender:
         Args:
             values: What is stored; empty if the owner does not say.
         """
-        if sent.sums is not None:
-            sent.sums, sent.asks = None, True  # it is decided here, by what is stored, like a question
         if isinstance(sent.given, ConditionalRequest) and len(values) == len(sent.given.keys):
             sent.found = values
             self._see(sent.given.keys, values)
@@ -631,9 +633,20 @@ class Sender:
             self._settle(number, partial(sent.answer.set_exception, error))
         elif sent.conflicts >= CONFLICTS_MAX and not sent.asks:
             self._hold(number, sent, sent.given.keys)
+        elif sent.sums is not None:
+            self._decide_instead(number, sent)
         else:
             sent.conflicts += not sent.asks
             self._again(number, sent)
+
+    def _decide_instead(self, number: int, sent: Sent) -> None:
+        """Decide an increment here, like a question that was answered, since the owner has no row to add it to."""
+        sums, sent.sums, sent.asks = sent.sums, None, True
+        try:
+            self._again(number, sent)
+        except BaseException:
+            sent.sums, sent.asks = sums, False  # what was sent is sent again
+            raise
 
     def _hold(self, number: int, sent: Sent, keys: list[bytes]) -> None:
         """Have the bucket wait until the request was decided once more, and sent."""

@@ -318,6 +318,8 @@ class Table(ReadTable):
             UnsupportedOperation: The table has no key, or its engine is not ``last_row``; or there is a ``default``,
                 and the table has an auto-increment column; or Python has no such value as the row has in a column.
                 Nothing was written.
+            NotAcknowledged: Another process owns the bucket, and its answer is lost. The numbers may have been added;
+                they have been if the error's ``where`` says ``committed``.
             StoreLocked, StoreFull, CorruptData, LogFailed: See :meth:`Bucket.apply`.
         """
         definition = self._written()

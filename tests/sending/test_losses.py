@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import kvstore
+from kvstore.bucket import committer
 from kvstore.bucket.turn import Hold
 from kvstore.process.calls import Answer
 from kvstore.request.encoded import SmallRequest, encoded_writes
@@ -206,3 +207,35 @@ def test_what_is_sent_into_a_hold_is_durable_when_it_is_answered(store_path: Pat
         assert hold.go_on(request)
         result = request.answer.result(60)
         assert handle.writer().committer.durable > result.last_offset
+
+
+def test_only_requests_wait_for_the_rest_of_a_group(store: kvstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a group of two, what is no request is done at once; the next request waits for another one."""
+    table = store.create_table("t", {"k": "int64", "n": "int64"}, primary_key="k")
+    table.upsert({"k": 1, "n": 0})
+    handle, writes = table.bucket(0).handle, encoded_writes(store.runtime.definition("t"))
+    assert writes is not None
+
+    def request(k: int) -> SmallRequest:
+        return SmallRequest(writes.upserts({"k": k, "n": 1}, 1) or [], writes, Answer())
+
+    def together() -> None:
+        hold, both = Hold([]), [request(2), request(3)]
+        assert handle.take_in(hold)
+        hold.answer.result(60)
+        for each in both:
+            assert handle.take_in(each)
+        hold.go_on(None)
+        for each in both:
+            each.answer.result(60)
+
+    together()
+    monkeypatch.setattr(committer, "GATHER_SECONDS", 10**6)
+    handle.writer().committer.sync()
+    first, second = request(4), request(5)
+    assert handle.take_in(first)
+    with pytest.raises(TimeoutError):
+        first.answer.result(0.05)
+    assert handle.take_in(second)
+    assert [each.answer.result(60).first_offset for each in (first, second)] == [3, 4]
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import shutil
@@ -28,7 +29,10 @@ from kvstore.clock import SystemClock
 from kvstore.commit import coordinator
 from kvstore.disk.files import Files
 from kvstore.errors import (
+    CorruptData,
     ForkedStore,
+    InvalidRequest,
+    LogFailed,
     NotAcknowledged,
     NotAStore,
     OffsetOutOfRange,
@@ -37,9 +41,10 @@ from kvstore.errors import (
     Unavailable,
     UnsupportedVersion,
 )
+from kvstore.index.index import View
 from kvstore.log.segments import FoundBatch, LogFiles
 from kvstore.process.calls import Answer
-from kvstore.request.encoded import SmallRequest, encoded_writes
+from kvstore.request.encoded import AddedRequest, SmallRequest, encoded_writes
 from kvstore.request.preparation import request_of
 from kvstore.request.results import AppendResult
 from kvstore.request.sums import Amounts, StoredSums
@@ -153,7 +158,7 @@ def test_a_damaged_request_ends_the_connection_or_is_refused(owned: kvstore.Tabl
         stranger.sendall(greeting_of(owned).encode() + numbered(kind, 3, bytes(damaged)))
         found = [each for each, _ in answers(stranger)]
         assert found[0] is Kind.WELCOME
-        assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN, Kind.ADDED}
+        assert set(found[1:]) <= {Kind.FAILED, Kind.UNCHANGED, Kind.ALTERED, Kind.WRITTEN}
     owned.upsert({"k": 1, "v": "after", "n": 1})
     assert owned.get(1) == {"k": 1, "v": "after", "n": 1}
 
@@ -340,7 +345,7 @@ def test_the_error_of_a_handler_of_signals_ends_a_wait_for_the_owner(
 def test_a_lost_answer_is_given_once_more_and_the_row_is_written_once(
     owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = iter([True, False, True])
+    lost = iter([True, False] * 3)
     result_in = frames.result_in
 
     def lose(content: bytes) -> tuple[AppendResult, bytes]:
@@ -383,6 +388,40 @@ def test_a_lost_answer_of_an_increment_whose_row_the_log_does_not_have_any_more(
                 table.increment(1, {"n": 1})
         assert raised.value.where["committed"]
         assert table.increment(1, {"n": 1})["n"] == 3
+
+
+def test_an_increment_that_can_not_be_decided_changes_nothing(
+    owner: Child, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The row is too large for an answer, so this process reads it."""
+
+    def fail(_: BucketHandle) -> View:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with kvstore.open(store_path) as store:
+        table = store.table("t")
+        table.upsert({"k": 1, "v": "a" * 70_000, "n": 1})
+        with monkeypatch.context() as patch:
+            patch.setattr(BucketHandle, "latest", fail)
+            with pytest.raises(LogFailed, match="Too many files are open"):
+                table.increment(1, {"n": 1})
+        owner.kill()
+        assert table.increment(1, {"n": 1})["n"] == 2
+
+
+def test_a_damaged_row_to_which_nothing_can_be_added_is_named(owned: kvstore.Table) -> None:
+    definition = owned.parts.definition
+    writes = encoded_writes(definition)
+    assert writes is not None
+    (operation,) = writes.upserts([{"k": 0, "v": "a", "n": 2**63 - 1}], 1) or []
+    sums = StoredSums.of(writes, operation, Amounts.given(definition, {"n": 1}))
+    assert sums is not None
+    stored = operation.value or b""
+    request = AddedRequest(sums, SmallRequest([], writes, Answer(), 5, 0))
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        request.on(stored)
+    with pytest.raises(CorruptData):
+        request.on(stored[:-1] + bytes([stored[-1] ^ 1]))
 
 
 def add_columns(pipe: Pipe, path: Path) -> None:
