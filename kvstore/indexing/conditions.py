@@ -115,6 +115,8 @@ def _condition(field: pa.Field, given: Any) -> Condition:
         raise SchemaMismatch(
             "find() compares plain values, not lists, maps or structs; use scan(filter=…).", column=field.name
         )
+    if pa.types.is_float16(field.type):
+        raise SchemaMismatch("find() can't compare values of float16, as Arrow does not.", column=field.name)
     if isinstance(given, tuple):
         if len(given) != _ENDS or given == (None, None):
             raise InvalidRequest(

@@ -166,6 +166,8 @@ class _Side:
 
 def _unequal(one: pa.Array, other: pa.Array) -> np.ndarray:
     """Whether values differ, bool ``(n,)``; those that are no number do."""
+    if pa.types.is_float16(one.type):  # Arrow does not compare them
+        one, other = one.cast(pa.float32()), other.cast(pa.float32())
     unequal = pc.not_equal(one, other)
     if unequal.null_count:
         unequal = pc.fill_null(unequal, pc.not_equal(one.is_null(), other.is_null()))

@@ -48,7 +48,7 @@ _VALUE = struct.Struct("<i")
 
 
 class Altered(Exception):
-    """The rows have another schema than the table has now, so they have to be sent as columns."""
+    """The rows do not fit the table as it is now, so they have to be sent as columns."""
 
 
 class Condition(NamedTuple):
@@ -122,8 +122,10 @@ def decode_few(content: bytes, definition: TableDefinition, answer: Reply[Any]) 
             if (operation := writes.rows.received(key, value)) is None:
                 raise BadFrame
             operations.append(operation)
-        if place != len(content) or not operations or not writes.takes(operations):
+        if place != len(content) or not operations:
             raise BadFrame
+        if not writes.takes(operations):
+            raise Altered  # it may refuse deletes since
     except (struct.error, ValueError) as error:
         raise BadFrame from error
     numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)

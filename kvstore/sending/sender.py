@@ -358,7 +358,10 @@ class Sender:
         if stored is not None and len(stored) == len(given.keys):
             return decided(given, definition, lambda _: stored), stored
         read: list[bytes] = []
-        return decided(given, definition, partial(self._read, read)), read
+        request = decided(given, definition, partial(self._read, read))
+        if request is None and not was_asked and self._link is not None:
+            sent.asks = True  # what the owner has acknowledged may not be on disk yet
+        return request, read
 
     def _see(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
         """Remember what is stored."""

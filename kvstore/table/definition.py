@@ -201,6 +201,8 @@ def _with_index(
         raise SchemaMismatch("The table has no such column.", unknown=unknown, columns=there.names)
     if nested := [column for column in names if pa.types.is_nested(there.field(column).type)]:
         raise InvalidRequest("An index can't be on lists, maps or structs; their values have no order.", columns=nested)
+    if halves := [column for column in names if pa.types.is_float16(there.field(column).type)]:
+        raise InvalidRequest("An index can't be on columns of float16; Arrow does not compare them.", columns=halves)
     if len(indexes) >= INDEXES_MAX:
         raise InvalidRequest(f"A table has at most {INDEXES_MAX} indexes; drop one.", index=name)
     index_id = before.next_id if before else 1

@@ -332,3 +332,31 @@ def test_many_rows_with_one_value_are_all_found(open_store: OpenStore, merged: i
         table.upsert([{"k": k, "n": 5} for k in range(1000, 1000 + newer)])
     assert table.find(n=5).num_rows == merged + newer
     assert table.find_one(n=5) == {"k": 0 if merged else 1000, "n": 5}
+
+
+def test_half_floats_are_refused_because_arrow_does_not_compare_them(store: kvstore.Store) -> None:
+    table = store.create_table("t", {"k": "int64", "h": "halffloat"}, "k")
+    table.upsert({"k": 1, "h": 1.0})
+    with pytest.raises(SchemaMismatch, match="float16"):
+        table.find(h=1.0)
+    for unique in (True, False):
+        with pytest.raises(InvalidRequest, match="float16"):
+            store.create_index("t", "i", "h", unique=unique)
+    with pytest.raises(InvalidRequest, match="float16"):
+        store.create_table("u", {"k": "int64", "h": "halffloat"}, "k", indexes={"i": "h"})
+
+
+def test_an_index_on_half_floats_of_an_earlier_version_is_kept(
+    store: kvstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = store.create_table("t", {"k": "int64", "h": "halffloat"}, "k")
+    with monkeypatch.context() as patch:
+        patch.setattr(pa.types, "is_float16", lambda _: False)
+        store.create_index("t", "i", "h")
+    table.upsert([{"k": 1, "h": 1.0}, {"k": 2, "h": None}, {"k": 3, "h": 3.5}])
+    table.flush()
+    store.add_columns("t", {"z": "int64"})
+    table.upsert([{"k": 1, "h": 2.0}, {"k": 2, "h": 1.0}, {"k": 3, "h": 3.5}])
+    table.flush()
+    assert store.check()
+    assert [table[k]["h"] for k in (1, 2, 3)] == [2.0, 1.0, 3.5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from decimal import Decimal
 from itertools import count
 from pathlib import Path
 
@@ -223,6 +224,26 @@ def test_an_owner_that_syncs_later_syncs_what_others_write(store_path: Path, dur
         owner.kill()
         assert rows_of(table) == found
         assert store.check()
+
+
+def own_decimals(pipe: Pipe, path: Path) -> None:
+    with kvstore.open(path, durability="none") as store:
+        table = store.create_table("d", {"k": "int64", "n": "decimal128(10, 2)"}, primary_key="k")
+        table.upsert({"k": 0, "n": Decimal(1)})
+        pipe.send("owns")
+        pipe.recv()
+
+
+def test_a_row_that_is_not_on_disk_yet_is_there_for_another_process(store_path: Path) -> None:
+    """It reads the disk to decide; before it says that there is no row, it asks the owner."""
+    kvstore.open(store_path).close()
+    with Child(own_decimals, store_path) as owner, kvstore.open(store_path) as store:
+        assert owner.hear() == "owns"
+        assert store.table("d").increment(0, {"n": 1}) == {"k": 0, "n": Decimal(2)}
+        with pytest.raises(KeyError):
+            store.table("d").increment(1, {"n": 1})
+        owner.say("end")
+        assert owner.join() == 0
 
 
 def own_a_hot_row(pipe: Pipe, path: Path) -> None:

@@ -12,6 +12,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
+from msgspec import structs
 
 import kvstore
 from kvstore.bucket.handle import BucketHandle
@@ -457,6 +459,20 @@ def test_an_answer_that_is_lost_while_the_table_is_altered(
         assert (table.get(1) or {})["n"] == 4
         other.say("")
         other.join()
+
+
+def test_a_table_that_refuses_deletes_since_they_were_sent(owned: kvstore.Table) -> None:
+    """Then they are sent as columns, and refused as those of callers here."""
+    definition = owned.parts.definition
+    writes = encoded_writes(definition)
+    assert writes is not None
+    key = writes.rows.delete(0)
+    assert key is not None
+    frame = requests.encode_few(SmallRequest([key], writes, Answer(), 5, 0))
+    for behavior in ("disable", "ignore"):
+        options = structs.replace(definition.options, delete_behavior=behavior)
+        with pytest.raises(requests.Altered):
+            requests.decode_few(frame, replace(definition, options=options), Answer())
 
 
 def test_a_table_that_was_altered_meanwhile(owner: Child, store_path: Path) -> None:
