@@ -46,7 +46,7 @@ SEAMS: list[tuple[Any, str]] = [
     (EndPublisher, "publish"),
     *((OverlayReader, name) for name in ("at", "close")),
     *((Index, name) for name in ("put", "commit", "abort")),
-    *((Memtable, name) for name in ("stored", "publish", "begin_merge", "merge_slice")),
+    *((Memtable, name) for name in ("get", "publish", "begin_merge", "merge_slice")),
     *((Environment, name) for name in ("begin_write", "sync", "show_last_commit", "drop_database")),
     *((WritePath, name) for name in ("apply_all", "restore")),
     *((Journal, name) for name in ("state", "append", "flush", "drop_before", "check_leads", "show_last_commit")),
