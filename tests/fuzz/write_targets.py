@@ -239,7 +239,7 @@ def guarded_maker(definition: TableDefinition, changed: Mapping[str, int] | None
         sizes = {name: WORD * count for name, count in words.items()}
         for name, size in (("key_flat", "key_bytes"), ("flat", "value_bytes"), ("old", "old_bytes")):
             sizes[name] = min(real[size], fields[size])
-        sizes["scratch"] = min(real["scratch_bytes"], fields["scratch_bytes"])
+        sizes["scratch"] = min(real["scratch_bytes"], fields["scratch_bytes"]) // WORD * WORD  # it is of whole words
         placed = {name: guarded(ctypes.string_at(real[name], size)) for name, size in sizes.items()}
         there = guarded(bytes(min(room, fields["room"])))
         addresses = [placed[name].ctypes.data for name in _ADDRESSES]
