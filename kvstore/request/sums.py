@@ -197,7 +197,7 @@ class StoredSums:
         Raises:
             SchemaMismatch: The table was another one by then.
         """
-        if header.schema_id != self._writes.schema_id:
+        if header.schema_id != self._writes.schema_id or not header.record_count:
             raise SchemaMismatch("The table was altered meanwhile.")
         last = decode_verified(header, data, self._writes.schema).rows.slice(header.record_count - 1)
         (operation,) = self._writes.rows.operations(last, pa.array([False])) or [self.key]

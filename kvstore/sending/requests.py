@@ -102,7 +102,7 @@ def decode_few(content: bytes, definition: TableDefinition, answer: Reply[Any]) 
         answer: Of the request.
 
     Raises:
-        Altered: The table was altered since.
+        Altered: They are no small write of the table as it is now.
         BadFrame: The bytes are no request.
     """
     try:

@@ -9,7 +9,8 @@ writer, so a request that the last owner had applied gets its first answer.
 
 * A request is answered once: with its result, or with an error that says that nothing was written, or with
   NotAcknowledged; or, if its caller has numbered it and may send it again, with Unavailable.
-* An increment is sent as numbers, which the owner adds. It is decided here only if the owner has no row for it.
+* An increment of plain columns is sent as numbers, which the owner adds. It is decided here if the owner has no row
+  for that.
 * Any other conditional request is decided here, by what is stored when it is sent, and sent with the stored bytes as
   its condition. If they are others by then, the owner says which, and it is decided again.
 * Of a few keys this process does not read the log: what it has seen of them last is as good, as long as something is to
@@ -99,7 +100,7 @@ class Sent:
         holds: Whether the owner is asked to wait for it.
         asks: Whether the owner is asked what is stored, to decide it.
         found: What the owner has said of that, until it is decided.
-        sums: What the owner adds to a row, unless it has answered that there is no such row.
+        sums: What the owner adds to a row, unless it has answered that it has none for that.
     """
 
     given: Submitted | None
@@ -358,9 +359,14 @@ class Sender:
         if stored is not None and len(stored) == len(given.keys):
             return decided(given, definition, lambda _: stored), stored
         read: list[bytes] = []
-        request = decided(given, definition, partial(self._read, read))
-        if request is None and not was_asked and self._link is not None:
-            sent.asks = True  # what the owner has acknowledged may not be on disk yet
+        may_ask = not was_asked and self._link is not None
+        request = None
+        try:
+            request = decided(given, definition, partial(self._read, read))
+        except StoreError:
+            if not may_ask:
+                raise
+        sent.asks = request is None and may_ask  # what the owner has acknowledged may not be on disk yet
         return request, read
 
     def _see(self, keys: Iterable[bytes], values: Iterable[bytes]) -> None:
@@ -637,19 +643,10 @@ class Sender:
         elif sent.conflicts >= CONFLICTS_MAX and not sent.asks:
             self._hold(number, sent, sent.given.keys)
         elif sent.sums is not None:
-            self._decide_instead(number, sent)
+            self._again(number, sent, adds=False)
         else:
             sent.conflicts += not sent.asks
             self._again(number, sent)
-
-    def _decide_instead(self, number: int, sent: Sent) -> None:
-        """Decide an increment here, like a question that was answered, since the owner has no row to add it to."""
-        sums, sent.sums, sent.asks = sent.sums, None, True
-        try:
-            self._again(number, sent)
-        except BaseException:
-            sent.sums, sent.asks = sums, False  # what was sent is sent again
-            raise
 
     def _hold(self, number: int, sent: Sent, keys: list[bytes]) -> None:
         """Have the bucket wait until the request was decided once more, and sent."""
@@ -670,13 +667,17 @@ class Sender:
             sent.slot.is_spoiled = True  # it may be in the log
         self._settle(number, partial(sent.answer.set_exception, error))
 
-    def _again(self, number: int, sent: Sent, *, is_decided: bool = False) -> None:
+    def _again(self, number: int, sent: Sent, *, is_decided: bool = False, adds: bool = True) -> None:
         """Send a request once more, if there is a connection.
 
         Args:
             is_decided: Whether it stays as it is; else nothing of it was written, and it is decided once more.
+            adds: Whether the owner may add its sums; else it is decided here, like a question that was answered.
         """
+        before, is_prepared = replace(sent), False
         was_held, sent.holds = sent.holds, False
+        if not adds:
+            sent.sums, sent.asks = None, True
         try:
             if not is_decided and not self._decide(sent):
                 if was_held:
@@ -688,6 +689,7 @@ class Sender:
                 return
             with self._mutex:
                 self._prepare(number, sent)
+                is_prepared = True
                 if self._link is not None:
                     self._put(sent)
         except StoreError as error:
@@ -695,6 +697,11 @@ class Sender:
         except TooLarge:
             refused = StoreLocked("The rows of this write have changed, and are too many now; write fewer at once.")
             self._settle(number, partial(sent.answer.set_exception, refused))
+        except BaseException:
+            if not is_prepared:  # what was sent is sent again
+                sent.request, sent.condition, sent.sums = before.request, before.condition, before.sums
+                sent.frame, sent.asks, sent.holds = before.frame, before.asks, before.holds
+            raise
 
     def _settle(self, number: int, answer: Callable[[], None] | None) -> None:
         with self._mutex:

@@ -6,6 +6,7 @@ import errno
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,7 @@ from tests.sending.writers import SCHEMA, check, create, write_for_ever
 from tests.support.disks import FailingDisk, failing
 from tests.support.processes import Child, Pipe
 from tests.support.tables import rows_of
+from tests.support.waiting import wait_until
 
 
 def own(pipe: Pipe, path: Path) -> None:
@@ -227,21 +229,32 @@ def test_an_owner_that_syncs_later_syncs_what_others_write(store_path: Path, dur
 
 
 def own_decimals(pipe: Pipe, path: Path) -> None:
+    """Own the bucket, and store what is said."""
     with kvstore.open(path, durability="none") as store:
         table = store.create_table("d", {"k": "int64", "n": "decimal128(10, 2)"}, primary_key="k")
-        table.upsert({"k": 0, "n": Decimal(1)})
-        pipe.send("owns")
-        pipe.recv()
+        while (said := pipe.recv()) != "end":
+            table.upsert({"k": 0, "n": said})
+            if said is None:
+                table.flush()
+            pipe.send("stored")
 
 
-def test_a_row_that_is_not_on_disk_yet_is_there_for_another_process(store_path: Path) -> None:
-    """It reads the disk to decide; before it says that there is no row, it asks the owner."""
+def test_what_is_not_on_disk_yet_is_there_for_another_process(store_path: Path) -> None:
+    """It reads the disk to decide; before it says that there is no row, or refuses it, it asks the owner."""
     kvstore.open(store_path).close()
     with Child(own_decimals, store_path) as owner, kvstore.open(store_path) as store:
-        assert owner.hear() == "owns"
-        assert store.table("d").increment(0, {"n": 1}) == {"k": 0, "n": Decimal(2)}
+
+        def stored(value: Decimal | None) -> kvstore.Table:
+            owner.say(value)
+            assert owner.hear() == "stored"
+            return store.table("d")
+
+        assert stored(Decimal(1)).increment(0, {"n": 1}) == {"k": 0, "n": Decimal(2)}
         with pytest.raises(KeyError):
             store.table("d").increment(1, {"n": 1})
+        with pytest.raises(InvalidRequest, match="is null"):
+            stored(None).increment(0, {"n": 1})
+        assert stored(Decimal(5)).increment(0, {"n": 1})["n"] == 6
         owner.say("end")
         assert owner.join() == 0
 
@@ -395,5 +408,30 @@ def test_what_was_seen_of_a_row_before_is_never_an_answer(table: kvstore.Table, 
         assert table.increment(1, {"n": 1})["n"] == 1
         assert table.increment(2, {"n": 1}, default={"v": "x" * 70_000})["n"] == 1  # too large to be told
         assert [table.increment(2, {"n": 1})["n"] for _ in range(3)] == [2, 3, 4]
+        other.say("end")
+        assert other.join() == 0
+
+
+def test_a_request_that_fails_halfway_when_it_is_decided_again_is_sent_as_it_was(
+    table: kvstore.Table, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what is written next is not taken for a repetition."""
+    fails, encode_few = iter([True]), requests.encode_few
+    with Child(write_as_said, store_path) as other:
+
+        def fail(*given: Any) -> bytes:
+            if next(fails, False):
+                other.say({"k": 9, "v": "other", "n": 5})
+                assert other.hear() == "done"
+                raise MemoryError
+            return encode_few(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(requests, "encode_few", fail)
+            with pytest.raises(MemoryError):
+                table.increment(9, {"n": 1}, default={"v": "own", "n": 0})
+        wait_until(lambda: (table.get(9) or {})["n"] == 6)  # it was sent again
+        assert not any(table.upsert({"k": n, "v": "own", "n": n}).duplicated for n in range(10, 14))
+        assert {row["k"] for row in rows_of(table)} >= {9, 10, 11, 12, 13}
         other.say("end")
         assert other.join() == 0
