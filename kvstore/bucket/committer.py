@@ -131,6 +131,7 @@ class Committer:
         self._together = 1
         self._is_gathering = False
         self._gathered: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Gets something when a thread that gathers a group has all of it."""
         self._applied_first = self._applied_last = context.clock.monotonic()
         self._merge_seconds = 0.0
         self._plan(0.0)

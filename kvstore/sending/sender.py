@@ -604,6 +604,7 @@ class Sender:
                 lost = NotAcknowledged(
                     "The numbers were added, but their answer was lost, and the log does not give the row; read it.",
                     committed=True,
+                    path=self._context.paths.directory,
                     reason=str(error),
                 )
                 self._settle(number, partial(sent.answer.set_exception, lost))
