@@ -156,14 +156,9 @@ class WritePath:
         """A request, if its condition holds where it has one; or the answer that it had before."""
         if isinstance(given, ConditionalRequest):
             return decided(given, self.definition, self.memtable.get)
-        numbered = given.numbered if isinstance(given, AddedRequest) else given.then
-        if (first := self._first_answer(numbered, self._now_ms())) is not None:
+        if (first := self._first_answer(given.then, self._now_ms())) is not None:
             return first
-        if isinstance(given, AddedRequest):
-            (stored,) = self.memtable.get([given.sums.key.code])
-            return given.on(stored) if given.numbered.writes is encoded_writes(self.definition) else None
-        given.found[:] = self.memtable.get(given.keys)
-        return given.then if given.found == given.stored else None
+        return given.decided(self.definition, self.memtable.get)
 
     def apply(self, request: Request | SmallRequest, *, decided: bool = False) -> Applied:
         """Apply a request to the memtable and encode its batch; the committer appends it later.

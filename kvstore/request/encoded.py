@@ -277,13 +277,13 @@ class AddedRequest:
 
     Attributes:
         sums: What is added.
-        numbered: A request with its writer, sequence and epoch.
+        then: A request without rows, which has its writer, sequence and epoch.
         found: What is stored for the key, if nothing was written.
         stored: What was stored by it.
     """
 
     sums: StoredSums
-    numbered: SmallRequest
+    then: SmallRequest
     answer: Reply[Any] | Future[AppendResult | None] = field(default_factory=Answer)
     found: list[bytes] = field(default_factory=list)
     stored: list[Operation] = field(default_factory=list)
@@ -293,23 +293,26 @@ class AddedRequest:
         """Size in bytes."""
         return len(self.sums.key.code)
 
-    def on(self, stored: bytes) -> SmallRequest | None:
-        """What it writes to a row; None if there is none, one of an earlier schema, or one too large for an answer.
+    def decided(self, definition: TableDefinition, get: Callable[[list[bytes]], list[bytes]]) -> SmallRequest | None:
+        """What it writes; None if the row is not there, of an earlier schema, or too large for an answer.
 
         Raises:
             InvalidRequest: A sum does not fit.
             CorruptData: It would not, and the row is damaged. Any other is verified when it is merged.
         """
+        writes, key = self.then.writes, self.sums.key.code
+        if writes is not encoded_writes(definition):
+            return None
+        (stored,) = get([key])
         self.found[:] = [stored]
-        rows = self.numbered.writes.rows
-        if not stored or len(stored) > ADDED_BYTES_MAX or not rows.is_whole(stored):
+        if not stored or len(stored) > ADDED_BYTES_MAX or not writes.rows.is_whole(stored):
             return None
         try:
             self.stored[:] = [self.sums.operation(stored)]
         except InvalidRequest:
-            rows.hash_of(self.sums.key.code, stored)
+            writes.rows.hash_of(key, stored)
             raise
-        return replace(self.numbered, operations=self.stored, stored=self.found)
+        return replace(self.then, operations=self.stored, stored=self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +338,11 @@ class ComparedRequest:
     def size(self) -> int:
         """Size in bytes."""
         return self.then.size + sum(map(len, self.stored))
+
+    def decided(self, _: TableDefinition, get: Callable[[list[bytes]], list[bytes]]) -> Request | SmallRequest | None:
+        """What it writes; None if something else is stored."""
+        self.found[:] = get(self.keys)
+        return self.then if self.found == self.stored else None
 
 
 Submitted: TypeAlias = Request | SmallRequest | ConditionalRequest | ComparedRequest | AddedRequest

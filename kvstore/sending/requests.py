@@ -161,7 +161,7 @@ def decode_add(content: bytes, definition: TableDefinition, answer: Reply[Any]) 
     if sums is None or place != len(content):
         raise BadFrame
     numbers = WriterId(writer_id), Sequence(sequence), Epoch(epoch)
-    return AddedRequest(sums, SmallRequest([sums.key], writes, Reply(), *numbers), answer)
+    return AddedRequest(sums, SmallRequest([], writes, Reply(), *numbers), answer)
 
 
 def decode(content: bytes, definition: TableDefinition, answer: Reply[Any]) -> Request | ComparedRequest:

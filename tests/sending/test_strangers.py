@@ -135,15 +135,20 @@ def few_frame(table: kvstore.Table) -> bytes:
     return requests.encode_few(SmallRequest(operations, writes, Answer(), 5, 0), Condition([b"\1\2"], [b"never"]))
 
 
-def add_frame(table: kvstore.Table) -> bytes:
-    definition = table.parts.definition
-    writes = encoded_writes(definition)
+def delete_of(table: kvstore.Table, key: int) -> SmallRequest:
+    """A request that deletes a row, and has a writer."""
+    writes = encoded_writes(table.parts.definition)
     assert writes is not None
-    key = writes.rows.delete(0)
-    assert key is not None
-    sums = StoredSums.of(writes, key, Amounts.given(definition, {"n": 1}))
+    operation = writes.rows.delete(key)
+    assert operation is not None
+    return SmallRequest([operation], writes, Answer(), 5, 0)
+
+
+def add_frame(table: kvstore.Table) -> bytes:
+    request = delete_of(table, 0)
+    sums = StoredSums.of(request.writes, request.operations[0], Amounts.given(table.parts.definition, {"n": 1}))
     assert sums is not None
-    return requests.encode_add(SmallRequest([key], writes, Answer(), 5, 0), sums)
+    return requests.encode_add(request, sums)
 
 
 @given(data=st.data())
@@ -421,9 +426,9 @@ def test_a_damaged_row_to_which_nothing_can_be_added_is_named(owned: kvstore.Tab
     stored = operation.value or b""
     request = AddedRequest(sums, SmallRequest([], writes, Answer(), 5, 0))
     with pytest.raises(InvalidRequest, match="does not fit"):
-        request.on(stored)
+        request.decided(definition, lambda _: [stored])
     with pytest.raises(CorruptData):
-        request.on(stored[:-1] + bytes([stored[-1] ^ 1]))
+        request.decided(definition, lambda _: [stored[:-1] + bytes([stored[-1] ^ 1])])
 
 
 def add_columns(pipe: Pipe, path: Path) -> None:
@@ -463,12 +468,7 @@ def test_an_answer_that_is_lost_while_the_table_is_altered(
 
 def test_a_table_that_refuses_deletes_since_they_were_sent(owned: kvstore.Table) -> None:
     """Then they are sent as columns, and refused as those of callers here."""
-    definition = owned.parts.definition
-    writes = encoded_writes(definition)
-    assert writes is not None
-    key = writes.rows.delete(0)
-    assert key is not None
-    frame = requests.encode_few(SmallRequest([key], writes, Answer(), 5, 0))
+    definition, frame = owned.parts.definition, requests.encode_few(delete_of(owned, 0))
     for behavior in ("disable", "ignore"):
         options = structs.replace(definition.options, delete_behavior=behavior)
         with pytest.raises(requests.Altered):
