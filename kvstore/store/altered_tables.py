@@ -127,8 +127,8 @@ class AlteredTables:
 
         Args:
             name: Up to 255 bytes of printable text, which no other index of the table has.
-            columns: Its columns, of any type but lists, maps, structs and float16, in this order: the index finds rows by
-                the first ones of them.
+            columns: Its columns, of any type but lists, maps, structs and float16, in this order: the index finds rows
+                by the first ones of them.
             unique: Whether no two rows may have the same values, unless one is null. A write that would leave two
                 raises UniqueViolation, and nothing of it is written. In a table of several buckets the index has to
                 have all columns of the bucket key.
